@@ -1,0 +1,99 @@
+"""Events: a value for each thing worth telling, on change only. The wire format is `cluster.events`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crossover.api.decision import DecisionReason
+from crossover.api.intent import Mode
+from crossover.report.facts import Done, TickFacts
+from crossover.report.status import last_decision
+from crossover.report.texts import ConditionType, Reason
+
+NORMAL, WARNING = "Normal", "Warning"
+
+MAX_NOTE = 1024
+
+TOLD = (
+    ConditionType.TARGET_RESOLVED,
+    ConditionType.METRICS_AVAILABLE,
+    ConditionType.SPECULATION_MANAGED,
+    ConditionType.SCALING_ACTIVE,
+    ConditionType.EFFECTIVE,
+)
+"""Conditions whose transitions are Events. Ready only repeats one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One Event. Two with the same ``reason`` and ``dedupe`` are repeats of one thing and are counted, not added."""
+
+    type: str
+    reason: str
+    action: str
+    note: str
+    dedupe: str
+
+
+def of_tick(facts: TickFacts, conditions: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """What this tick has to tell: what was done, what was decided in advisory mode, which condition turned."""
+    done = [
+        _event(NORMAL, _reason_of(item), item.summary, f"{item.summary}: {item.message}", item.summary)
+        for item in facts.done
+    ]
+    return done + _advice(facts) + _draft_moves(facts) + _turned(facts, conditions)
+
+
+def _event(kind: str, reason: str, action: str, note: str, dedupe: str) -> Event:
+    return Event(kind, str(reason), action[:128], note[:MAX_NOTE], dedupe)
+
+
+def _reason_of(done: Done) -> str:
+    return done.reason or (Reason.SCALED if done.kind == "replicas" else Reason.SPECULATION_CHANGED)
+
+
+def _advice(facts: TickFacts) -> list[Event]:
+    """Advisory mode tells each new decision once instead of acting on it."""
+    decision = facts.decision
+    if facts.mode is not Mode.ADVISORY or decision is None or not decision.changes_something:
+        return []
+    shown = last_decision(decision, facts)
+    before = facts.previous.get("lastDecision")
+    if isinstance(before, Mapping) and before.get("action") == shown["action"]:
+        return []
+    note = f"would: {shown['action']}: {shown['message']}"
+    return [_event(NORMAL, Reason.DECIDED, "Advise", note, shown["action"])]
+
+
+def _draft_moves(facts: TickFacts) -> list[Event]:
+    """The engine's own schedule moved the draft length: nobody patched anything, and that is worth a line."""
+    before = facts.previous.get("fleet")
+    if facts.decision is None or facts.snapshot is None or not isinstance(before, Mapping):
+        return []
+    draft, old = facts.decision.draft, before.get("draftTokens")
+    if draft.reason is not DecisionReason.ENGINE_FOLLOWS_SCHEDULE or facts.snapshot.rollout_in_progress:
+        return []
+    if old is None or draft.current is None or old == str(draft.current):
+        return []
+    note = f"the engine moved its draft length {old} -> {draft.current} by its schedule: {draft.message}"
+    return [_event(NORMAL, Reason.DRAFT_LENGTH_CHANGED, "Observe", note, f"{old}->{draft.current}")]
+
+
+def _turned(facts: TickFacts, conditions: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """Conditions that turned. Becoming good for the first time is no news."""
+    before = {item["type"]: item for item in facts.previous.get("conditions") or []}
+    events = []
+    for condition in conditions:
+        name, status = str(condition["type"]), condition["status"]
+        if name not in TOLD or status == "Unknown":
+            continue
+        old = before.get(name)
+        if old is not None and (old["status"], old["reason"]) == (status, condition["reason"]):
+            continue
+        if status == "True" and (old is None or old["status"] == "Unknown"):
+            continue
+        kind = NORMAL if status == "True" else WARNING
+        events.append(_event(kind, condition["reason"], name, condition["message"], name))
+    return events

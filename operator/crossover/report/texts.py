@@ -1,0 +1,123 @@
+"""Every word a user reads in conditions and Events: types, reasons, sentences. Changed here, changed everywhere.
+
+Sentences say what is seen, which field or pod, and what to do. No text of a remote answer may reach them: faults come
+as `ScrapeFault` members and our own details.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from crossover.api.fleet import ScrapeFault
+
+
+class ConditionType(StrEnum):
+    READY = "Ready"
+    TARGET_RESOLVED = "TargetResolved"
+    METRICS_AVAILABLE = "MetricsAvailable"
+    CALIBRATED = "Calibrated"
+    SPECULATION_MANAGED = "SpeculationManaged"
+    SCALING_ACTIVE = "ScalingActive"
+    SCALING_LIMITED = "ScalingLimited"
+    EFFECTIVE = "Effective"
+
+
+class Reason(StrEnum):
+    """Condition reasons and Event reasons that are not a `DecisionReason` or a `Refusal.code`."""
+
+    # Ready
+    OPERATING = "Operating"
+    ADVISORY = "Advisory"
+    PAUSED = "Paused"
+    INVALID_SPEC = "InvalidSpec"
+    # TargetResolved
+    TARGET_FOUND = "TargetFound"
+    TARGET_NOT_FOUND = "TargetNotFound"
+    TARGET_UNREADABLE = "TargetUnreadable"
+    TARGET_CLAIMED = "TargetClaimed"
+    NO_SCALE_SUBRESOURCE = "NoScaleSubresource"
+    SELECTOR_MATCHES_NOTHING = "SelectorMatchesNothing"
+    # MetricsAvailable
+    ALL_PODS_READ = "AllPodsRead"
+    SOME_PODS_UNKNOWN = "SomePodsUnknown"
+    NO_READY_PODS = "NoReadyPods"
+    NOT_ASKED_YET = "NotAskedYet"
+    ENGINE_UNKNOWN = "EngineUnknown"
+    # SpeculationManaged
+    FOLLOWS_SCHEDULE = "EngineFollowsSchedule"
+    SCHEDULE_WRITTEN = "ScheduleWritten"
+    SCHEDULE_IGNORED = "ScheduleIgnoredByEngine"
+    BY_RESTART = "ByRestart"
+    NOT_MANAGED = "NotManaged"
+    ON_HOLD = "OnHold"
+    NO_SPECULATION = "NoSpeculation"
+    # ScalingActive
+    SCALING = "Scaling"
+    NO_REPLICA_TARGET = "NoReplicaTarget"
+    FOREIGN_AUTOSCALER = "ForeignAutoscaler"
+    SCALED_TO_ZERO = "ScaledToZero"
+    # ScalingLimited
+    WITHIN_BOUNDS = "WithinBounds"
+    # Effective
+    CAN_ACT = "CanAct"
+    APPLY_FAILED = "ApplyFailed"
+    NOTHING_TO_DO = "NothingToDo"
+    CLUSTER_UNREACHABLE = "ClusterUnreachable"
+    # Events
+    SCALED = "Scaled"
+    SPECULATION_CHANGED = "SpeculationChanged"
+    ROLLOUT_COMPLETE = "RolloutComplete"
+    ROLLOUT_STUCK = "RolloutStuck"
+    DRAFT_LENGTH_CHANGED = "DraftLengthChanged"
+    DECIDED = "Decided"
+
+
+SCRAPE_FAULT_FIX = {
+    ScrapeFault.UNREACHABLE: "does not answer on port {port}: check spec.engine.port and that the server listens on the pod's address (--host 0.0.0.0)",
+    ScrapeFault.TIMED_OUT: "did not answer in time on port {port}: the server may hang or be overloaded; look at its log",
+    ScrapeFault.HTTP_STATUS: "answers port {port} with an error status: check spec.engine.port and the server's log",
+    ScrapeFault.UNAUTHORIZED: "refuses an anonymous scrape on port {port}: leave /metrics open or start the server without an API key",
+    ScrapeFault.METRICS_OFF: "serves no metrics: start the server with metrics on (SGLang: --enable-metrics)",
+    ScrapeFault.NOT_METRICS: "answers port {port} with something that is not metrics: check spec.engine.port",
+    ScrapeFault.TOO_LARGE: "answers with more than the size limit: check spec.engine.port",
+    ScrapeFault.REDIRECTED: "answers port {port} with a redirect, which is never followed: check spec.engine.port",
+    ScrapeFault.WRONG_ENGINE: "serves another engine's metrics: check spec.engine.type",
+    ScrapeFault.INVALID_VALUES: "serves values that are no numbers: they count as unknown; look at the server's log",
+}
+
+
+def pod_fault(pod: str, fault: ScrapeFault, port: int | None, detail: str | None) -> str:
+    """One pod's fault as a clause: ``"pod llama-1 does not answer on port 30000 (HTTP 503): check ..."``."""
+    text = SCRAPE_FAULT_FIX[fault].format(port=port if port is not None else "(unknown)")
+    if detail:
+        head, colon, tail = text.partition(":")
+        text = f"{head} ({detail}){colon}{tail}"
+    return f"pod {pod} {text}"
+
+
+def target_not_found(kind: str, name: str) -> str:
+    return (
+        f"{kind} {name} does not exist in this namespace: create it or correct spec.scaleTargetRef; nothing is changed"
+    )
+
+
+def no_scale_subresource(kind: str) -> str:
+    return f"{kind} has no scale subresource: name a kind that has one (Deployment, StatefulSet, LeaderWorkerSet) in spec.scaleTargetRef"
+
+
+def target_claimed(kind: str, name: str, other: str) -> str:
+    return f"ModelAutoscaler {other} is older and already manages {kind} {name}: delete one of the two"
+
+
+def selector_matches_nothing(kind: str, name: str, selector: str, desired: int | None) -> str:
+    return (
+        f"no pod matches the selector {selector!r} of {kind} {name} although {desired} replicas are wanted: "
+        "compare the selector with the labels of the pod template; nothing can be measured or changed"
+    )
+
+
+def foreign_autoscaler(kind: str, name: str) -> str:
+    return (
+        f"{kind} {name} scales the same target: delete it, or remove spec.replicas.targetRunningRequests here; "
+        "replicas are left to it"
+    )
