@@ -1,0 +1,3 @@
+"""Shared by all tests."""
+
+pytest_plugins = ["tests.api_server.fixtures"]
