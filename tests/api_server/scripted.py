@@ -125,7 +125,9 @@ class _Engine:
 
     def _not_a_number(self, path: str) -> web.Response:
         if path == "/v1/loads":
-            body = json.dumps(self._loads()).replace(f'"num_running_reqs": {self._script.running}', '"num_running_reqs": NaN')
+            body = json.dumps(self._loads()).replace(
+                f'"num_running_reqs": {self._script.running}', '"num_running_reqs": NaN'
+            )
             return web.Response(text=body, content_type="application/json")
         return web.Response(text='sglang:num_running_reqs{tp_rank="0"} NaN\n', content_type="text/plain")
 
@@ -151,7 +153,9 @@ class _Engine:
         load["num_running_reqs"] = self._script.running
         load["num_waiting_reqs"] = self._script.waiting
         load["max_running_requests"] = 128
-        load["speculative"] = {"accept_length": 1.0 + 0.5 * self._draft, "accept_rate": 0.5} if self._speculates else None
+        load["speculative"] = (
+            {"accept_length": 1.0 + 0.5 * self._draft, "accept_rate": 0.5} if self._speculates else None
+        )
         return body
 
     def _metrics(self) -> str:

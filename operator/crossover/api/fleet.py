@@ -157,6 +157,28 @@ class PodPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PodFacts:
+    """One pod as the cluster tells it: the little that is kept of every watched pod."""
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    address: str | None
+    phase: PodPhase
+    template_hash: str | None
+    created_at_seconds: float
+    ready_at_seconds: float | None
+    restarts: int
+    ports: tuple[int, ...] = ()
+    """Declared container ports, first container first."""
+    node: str | None = None
+    waiting_reason: str | None = None
+    """Why its container does not run (CrashLoopBackOff, ImagePullBackOff), as the kubelet says."""
+    owner_uid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PodObservation:
     """One pod of the fleet at the time of the snapshot."""
 

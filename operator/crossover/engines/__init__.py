@@ -1,0 +1,20 @@
+"""The inference servers, one module each, behind `engines.contract.Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crossover.api.fleet import EngineType
+from crossover.engines.contract import Answer, Engine
+from crossover.engines.sglang import ENGINE as SGLANG
+
+ENGINES: dict[EngineType, Engine] = {EngineType.SGLANG: SGLANG}
+"""Every engine that can be measured and changed."""
+
+
+def detect(answers: Sequence[Answer]) -> Engine | None:
+    """The engine that recognises one of the answers as its own; None = nobody does."""
+    for engine in ENGINES.values():
+        if any(engine.recognises(answer) for answer in answers):
+            return engine
+    return None

@@ -1,0 +1,96 @@
+"""Fetching from pods: bounded in time, size and number; never follows a redirect; never passes a remote text on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from crossover.api.fleet import ScrapeFault
+from crossover.engines.contract import Answer
+
+MAX_BODY_BYTES = 5_000_000
+"""Far above the 110 kB of the largest exposition seen; a mistaken port may serve anything."""
+
+
+class Unusable(Exception):  # noqa: N818 - an outcome of a scrape
+    """No usable answer. ``detail`` is ours and short, without remote text."""
+
+    def __init__(self, fault: ScrapeFault, detail: str | None = None) -> None:
+        super().__init__(f"{fault}: {detail}" if detail else str(fault))
+        self.fault, self.detail = fault, detail
+
+
+class Scraper:
+    """One HTTP session for all fleets. Use as an async context manager."""
+
+    def __init__(self, *, timeout_seconds: float = 2.0, concurrency: int = 200) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._free = asyncio.Semaphore(concurrency)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Scraper:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_seconds, connect=self._timeout_seconds),
+            auto_decompress=False,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept": "application/json, text/plain", "Accept-Encoding": "gzip, identity"},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def fetch(self, address: str, port: int, path: str) -> Answer:
+        """One GET. Raises Unusable on anything that is not an HTTP answer of bounded size, in time, without redirect."""
+        assert self._session is not None
+        host = f"[{address}]" if ":" in address else address
+        async with self._free:
+            try:
+                async with self._session.get(f"http://{host}:{port}{path}", allow_redirects=False) as answer:
+                    if 300 <= answer.status < 400:
+                        raise Unusable(ScrapeFault.REDIRECTED, f"HTTP {answer.status}")
+                    body = await _bounded(answer.content)
+                    return Answer(path, answer.status, body, answer.headers.get("Content-Type", "")[:128])
+            except TimeoutError:
+                raise Unusable(ScrapeFault.TIMED_OUT, f"after {self._timeout_seconds:g} s") from None
+            except aiohttp.ClientConnectorError:
+                raise Unusable(ScrapeFault.UNREACHABLE, "connection refused") from None
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                raise Unusable(ScrapeFault.UNREACHABLE, type(error).__name__) from None
+
+    async def first_group(self, address: str, port: int, groups: Sequence[Sequence[str]]) -> list[Answer]:
+        """The answers of the first group whose first path answers 200; the last group's answers when none does.
+
+        The other paths of a group are a bonus: when one of them fails it is left out. Raises Unusable when the pod
+        does not answer at all; asking the next path would only take as long again.
+        """
+        answers: list[Answer] = []
+        for first, *others in groups:
+            head = await self.fetch(address, port, first)
+            answers = [head]
+            if head.status == 200:
+                more = await asyncio.gather(*(self._bonus(address, port, path) for path in others))
+                return [head, *(answer for answer in more if answer is not None)]
+        return answers
+
+    async def _bonus(self, address: str, port: int, path: str) -> Answer | None:
+        try:
+            return await self.fetch(address, port, path)
+        except Unusable:
+            return None
+
+
+async def _bounded(stream: aiohttp.StreamReader) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in stream.iter_any():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise Unusable(ScrapeFault.TOO_LARGE, f"more than {MAX_BODY_BYTES // 1_000_000} MB")
+        chunks.append(chunk)
+    return b"".join(chunks)
