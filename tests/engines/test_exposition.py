@@ -15,11 +15,29 @@ METRICS = Path(__file__).parents[1] / "fixtures" / "metrics"
 
 names = st.from_regex(r"[a-z_:][a-z0-9_:]{0,12}", fullmatch=True)
 LINE_BREAKS = "\r\n\x00\x85\u2028\u2029\x0b\x0c\x1c\x1d\x1e"
-label_values = st.text(
-    st.characters(blacklist_categories=("Cs",), blacklist_characters=LINE_BREAKS),
-    max_size=12,
+label_values = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters=LINE_BREAKS), max_size=12)
+label_names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+numbers = st.one_of(st.floats(), st.integers(-(10**9), 10**9))
+rows_of_samples = st.lists(
+    st.tuples(names, st.dictionaries(label_names, label_values, max_size=3), numbers), max_size=12
 )
-    )
+
+
+def escape(text):
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def shown(value):
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if value == math.inf:
+        return "+Inf"
+    return "-Inf" if value == -math.inf else repr(value)
+
+
+@st.composite
+def expositions(draw):
+    rows = draw(rows_of_samples)
     end = draw(st.sampled_from(["\n", "\r\n"]))
     lines = []
     for name, labels, value in rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from crossover.api.fleet import PodReading, SchedulerReading
 
@@ -62,7 +63,7 @@ def _grown(window: Sequence[PodReading], counter: Counter) -> tuple[float | None
     """(sum of clean increments over the pod's schedulers, seconds they cover); None when no step could tell."""
     grown: float | None = None
     seconds = 0.0
-    for before, after in zip(window, window[1:], strict=False):
+    for before, after in pairwise(window):
         step = _step(before, after, counter)
         if step is not None:
             grown = (grown or 0.0) + step
@@ -84,7 +85,7 @@ def _step(before: PodReading, after: PodReading, counter: Counter) -> float | No
 def _mean(window: Sequence[PodReading], total: Counter, count: Counter) -> float | None:
     """Mean over the requests that ended in the window, from a histogram's sum and count."""
     grown, events = 0.0, 0.0
-    for before, after in zip(window, window[1:], strict=False):
+    for before, after in pairwise(window):
         seconds, number = _first_step(before, after, total), _first_step(before, after, count)
         if seconds is not None and number is not None:
             grown, events = grown + seconds, events + number
