@@ -176,6 +176,10 @@ class PodFacts:
     waiting_reason: str | None = None
     """Why its container does not run (CrashLoopBackOff, ImagePullBackOff), as the kubelet says."""
     owner_uid: str | None = None
+    unschedulable: bool = False
+    """The scheduler has found no node for it."""
+    deleted_at_seconds: float | None = None
+    """`metadata.deletionTimestamp`, the end of its grace period; None = not being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
