@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from tests.api_server import ControlPlane
 
 from crossover.api.fleet import PodPhase
 from crossover.cluster.client import Client
 from crossover.cluster.pods import PodCache
 from crossover.controller.clock import SystemClock
+from tests.api_server import ControlPlane
 
 pytestmark = [pytest.mark.api_server, pytest.mark.xdist_group("edge")]
 

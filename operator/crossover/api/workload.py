@@ -74,9 +74,8 @@ class Workload:
     ready_replicas: int | None = None
     updated_replicas: int | None = None
     available_replicas: int | None = None
-    current_revision: str | None = None
-    update_revision: str | None = None
-    """StatefulSet: the hash of the template that pods are being brought to."""
+    revision: str | None = None
+    """The template that pods are being brought to: a Deployment's revision number, a StatefulSet's revision name."""
     paused: bool = False
     """Deployment: `spec.paused`."""
     strategy: Mapping[str, Any] = field(default_factory=dict)
@@ -100,6 +99,10 @@ class Workload:
         if self.updated_replicas is None or self.replicas is None:
             return False
         return self.updated_replicas < self.replicas
+
+    def is_current(self, revision: Revision) -> bool:
+        """True for the revision that pods are being brought to."""
+        return self.revision in (str(revision.number), revision.template_hash)
 
     def condition(self, kind: str) -> WorkloadCondition | None:
         return next((condition for condition in self.conditions if condition.type == kind), None)

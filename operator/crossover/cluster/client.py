@@ -20,9 +20,6 @@ import msgspec
 from crossover.api.faults import ClusterError, Unavailable, fault_for
 from crossover.cluster.login import Login, login
 
-MANAGER = "crossover.dev"
-"""Our field manager: what `kubectl get --show-managed-fields` shows as the owner of what we set."""
-
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
