@@ -102,6 +102,12 @@ class Change:
     """``"replicas"`` or ``"draft"``."""
     from_value: int | None
     to_value: int | None
+    running_requests: float | None = None
+    """Draft changes: mean running requests per scheduler when it was decided."""
+    demand_tokens_per_second: float | None = None
+    """Draft changes: the demand it was decided at, output tokens/s over the fleet."""
+    running_requests_after: float | None = None
+    """Draft changes: mean running requests per scheduler once the fleet had settled at a like demand."""
 
 
 @dataclass(frozen=True, slots=True)

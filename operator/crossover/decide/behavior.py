@@ -14,6 +14,8 @@ from crossover.api.decision import Change, Memory, Recommendation
 from crossover.api.intent import PolicyType, ReplicaIntent, ScalingRules, SelectPolicy
 
 MAX_RUNS = 256
+ROUNDING = 1e-9
+"""10 pods plus 10 % are 11, not the 12 that binary fractions make of it."""
 
 
 def remember(
@@ -80,7 +82,7 @@ def _scale_up_limit(memory: Memory, now_seconds: float, current: int, rules: Sca
         if policy.type is PolicyType.PODS:
             limits.append(start + policy.value)
         else:
-            limits.append(math.ceil(start * (1 + policy.value / 100)))
+            limits.append(math.ceil(start * (100 + policy.value) / 100 - ROUNDING))
     return _selected(limits, rules.select_policy, max, min, current)
 
 
@@ -93,7 +95,7 @@ def _scale_down_limit(memory: Memory, now_seconds: float, current: int, rules: S
         if policy.type is PolicyType.PODS:
             limits.append(start - policy.value)
         else:
-            limits.append(int(start * (1 - policy.value / 100)))
+            limits.append(int(start * (100 - policy.value) / 100 + ROUNDING))
     return _selected(limits, rules.select_policy, min, max, current)
 
 

@@ -2,79 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from crossover.api.decision import DecisionReason, DraftDecision, Lever, Memory
 from crossover.api.fleet import Capability, FleetSnapshot, PodPhase, SpeculationSettings
-from crossover.api.intent import LeverChoice, SpeculationIntent, SpeculationPolicy
-from crossover.decide.load import FleetLoad
+from crossover.api.intent import SpeculationIntent, SpeculationPolicy
+from crossover.decide.guard import Hold, dwelling, frozen, unseen
+from crossover.decide.lever import choose_lever, full_length, zero_is_safe
+from crossover.decide.load import FleetLoad, limit_of
+from crossover.decide.memory import last_draft_change
+from crossover.decide.schedule import describe, of_threshold, same
 
-Schedule = tuple[tuple[int, int], ...]
+HYSTERESIS = 1.5
+"""`enableBelow` left out is `disableAbove` divided by this: at a right threshold 1.3 to 1.6 is enough, at a wrong one
+no ratio is (docs/design/0041)."""
+IN_FORCE = "draft_in_force"
+IN_FORCE_SINCE = "draft_in_force_since_seconds"
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class View:
     """What the rules below look at."""
 
     snapshot: FleetSnapshot
     load: FleetLoad
     intent: SpeculationIntent
     settings: SpeculationSettings
+    capabilities: tuple[Capability, ...]
     above: int
     below: int
+
+    @property
+    def now(self) -> float:
+        return self.snapshot.at_seconds
 
 
 def decide_draft(
     snapshot: FleetSnapshot, load: FleetLoad, intent: SpeculationIntent | None, memory: Memory
 ) -> tuple[DraftDecision, Memory]:
-    """One decision and the memory of how long the load has been beyond a threshold."""
+    """One decision, and the memory of how long the load has been beyond a threshold."""
+    memory = note_in_force(load, memory, snapshot.at_seconds)
+    refused = _not_managed(intent)
+    if refused is not None or intent is None:
+        return leave(load, DecisionReason.HELD_BY_POLICY, refused or ""), memory
+    above, below = thresholds(intent)
     settings = snapshot.settings
-    if intent is None or intent.policy is SpeculationPolicy.HOLD:
-        why = "spec.speculation is not set" if intent is None else "spec.speculation.policy is Hold"
-        return _leave(load, DecisionReason.HELD_BY_POLICY, f"{why}: speculation is left as it is"), memory
-    if intent.disable_above_running_requests is None:
-        return _leave(load, DecisionReason.HELD_BY_POLICY, "no threshold is set: speculation is left as it is"), memory
     if settings is None:
-        return _leave(
-            load, DecisionReason.NO_LEVER, "the speculation settings of the pod template are unreadable"
-        ), memory
-    above = intent.disable_above_running_requests
-    below = intent.enable_below_running_requests if intent.enable_below_running_requests is not None else above
-    view = _View(snapshot, load, intent, settings, above, below)
-    memory = _note_load(view, memory)
-    capabilities = [pod.capability for pod in snapshot.pods if pod.capability is not None]
-    if not capabilities:
-        return _leave(load, DecisionReason.METRICS_UNKNOWN, "no server has described itself yet"), memory
-    lever, why = choose_lever(capabilities, settings, intent)
+        message = "the speculation settings of the pod template cannot be read"
+        return leave(load, DecisionReason.NO_LEVER, message), memory
+    view = View(snapshot, load, intent, settings, capabilities_of(snapshot), above, below)
+    memory = note_load(view, memory)
+    if not view.capabilities:
+        return leave(load, DecisionReason.METRICS_UNKNOWN, "no server has described itself yet"), memory
+    lever, why = choose_lever(view.capabilities, settings, intent, memory)
     if lever is Lever.ENGINE_SCHEDULE:
-        return _by_schedule(view, capabilities), memory
+        return _by_schedule(view, memory), memory
     if lever is Lever.RESTART:
         return _by_restart(view, memory), memory
-    return _leave(load, DecisionReason.NO_LEVER, why), memory
+    return leave(load, DecisionReason.NO_LEVER, why), memory
 
 
-def choose_lever(
-    capabilities: list[Capability], settings: SpeculationSettings, intent: SpeculationIntent
-) -> tuple[Lever, str]:
-    """The engine's own schedule where every server can follow one, else a restart; or why there is none."""
-    refusal = next((item.schedule_refusal for item in capabilities if item.schedule_dialect is None), None)
-    can_follow = all(item.schedule_dialect is not None for item in capabilities) and settings.enabled
-    if can_follow and intent.lever is not LeverChoice.RESTART:
-        return Lever.ENGINE_SCHEDULE, ""
-    if intent.lever is LeverChoice.ENGINE_SCHEDULE:
-        return Lever.NONE, f"spec.speculation.lever is EngineSchedule, but {refusal or 'speculation is off'}"
-    return Lever.RESTART, refusal or ""
+def _not_managed(intent: SpeculationIntent | None) -> str | None:
+    """Why the draft length is none of our business, or None."""
+    if intent is None:
+        return "spec.speculation is not set: speculation is left as it is"
+    if intent.policy is SpeculationPolicy.HOLD:
+        return "spec.speculation.policy is Hold: speculation is left as it is"
+    if intent.disable_above_running_requests is None:
+        return "no threshold and no calibration: speculation is left as it is"
+    above, below = thresholds(intent)
+    if below > above:
+        return (
+            f"enableBelowRunningRequests {below} is above disableAboveRunningRequests {above}: swap them; "
+            "speculation is left as it is"
+        )
+    return None
 
 
-def _note_load(view: _View, memory: Memory) -> Memory:
+def thresholds(intent: SpeculationIntent) -> tuple[int, int]:
+    """(off above, on again below), in mean running requests per scheduler."""
+    above = intent.disable_above_running_requests
+    assert above is not None
+    below = intent.enable_below_running_requests
+    return above, int(above / HYSTERESIS) if below is None else below
+
+
+def capabilities_of(snapshot: FleetSnapshot) -> tuple[Capability, ...]:
+    """Of the pods that stay; a pod on its way out may still be of an older template."""
+    staying = [pod for pod in snapshot.pods if pod.phase in (PodPhase.READY, PodPhase.PENDING)]
+    return tuple(pod.capability for pod in staying if pod.capability is not None)
+
+
+def note_load(view: View, memory: Memory) -> Memory:
     """Since when the load has been above or below. Unknown load is neither, and ends both."""
-    running, now = view.load.running_per_scheduler, view.snapshot.at_seconds
-    is_above = running is not None and running > view.above
-    is_below = running is not None and running < view.below
+    running = view.load.running_per_scheduler
     return replace(
         memory,
-        above_since_seconds=_since(is_above, memory.above_since_seconds, now),
-        below_since_seconds=_since(is_below, memory.below_since_seconds, now),
+        above_since_seconds=_since(running is not None and running > view.above, memory.above_since_seconds, view.now),
+        below_since_seconds=_since(running is not None and running < view.below, memory.below_since_seconds, view.now),
     )
 
 
@@ -84,146 +110,143 @@ def _since(holds: bool, before: float | None, now: float) -> float | None:
     return now if before is None else before
 
 
-def _leave(load: FleetLoad, reason: DecisionReason, message: str, lever: Lever = Lever.NONE) -> DraftDecision:
+def note_in_force(load: FleetLoad, memory: Memory, now: float) -> Memory:
+    """Since when all schedulers that tell have had one draft length."""
+    draft, before = load.draft_in_force, memory.observations.get(IN_FORCE)
+    if draft is None or draft == before:
+        return memory
+    return replace(memory, observations={**memory.observations, IN_FORCE: float(draft), IN_FORCE_SINCE: now})
+
+
+def leave(load: FleetLoad, reason: DecisionReason, message: str, lever: Lever = Lever.NONE) -> DraftDecision:
+    """No change."""
     return DraftDecision(load.draft_in_force, None, lever, reason, message)
 
 
 # -- lever: the engine's own schedule ----------------------------------------------------------------------------------
 
 
-def wanted_schedule(above: int, draft_tokens: int, zero_is_safe: bool) -> Schedule:
-    """Full length up to the threshold, off (or 1 where 0 is not safe) from the next request on."""
-    return ((1, draft_tokens), (above + 1, 0 if zero_is_safe else 1))
-
-
-def _by_schedule(view: _View, capabilities: list[Capability]) -> DraftDecision:
+def _by_schedule(view: View, memory: Memory) -> DraftDecision:
     """Written once; from then on the engine acts by itself and this only tells what it does."""
-    load = view.load
-    lever = Lever.ENGINE_SCHEDULE
-    draft_tokens = _full_length(view, capabilities)
+    draft_tokens = full_length(view.capabilities, view.settings, view.intent)
     if draft_tokens is None:
         message = "the full draft length is unknown: set spec.speculation.maxDraftTokens"
-        return _leave(load, DecisionReason.NO_LEVER, message)
-    schedule = wanted_schedule(view.above, draft_tokens, all(item.zero_is_safe is True for item in capabilities))
-    shown = describe(schedule)
-    if view.settings.schedule == schedule:
-        running = _shown(load.running_per_scheduler)
-        now = "idle or unknown" if load.draft_in_force is None else str(load.draft_in_force)
-        message = f"the engine follows {shown}; draft length now {now} at {running} running per scheduler"
-        return _leave(load, DecisionReason.ENGINE_FOLLOWS_SCHEDULE, message, lever)
-    frozen = _frozen(view)
-    if frozen is not None:
-        return _leave(load, frozen[0], f"schedule {shown} to be written: {frozen[1]}", lever)
-    message = f"the pods can follow a schedule: write {shown} once, by a drained rollout"
-    return DraftDecision(load.draft_in_force, draft_tokens, lever, DecisionReason.SCHEDULE_NEEDED, message, schedule)
+        return leave(view.load, DecisionReason.NO_LEVER, message)
+    wanted = of_threshold(view.above, draft_tokens, zero_is_safe=zero_is_safe(view.capabilities))
+    if same(wanted, view.settings.schedule, padding_of(view.capabilities)):
+        return following(view.load, view.settings.schedule, memory, view.now)
+    held = frozen(view.snapshot, view.load) or unseen(view.load) or dwelling(memory, view.now, view.intent)
+    if held is not None:
+        message = f"schedule to be written ({describe(wanted)}): {held.message}"
+        return leave(view.load, held.reason, message, Lever.ENGINE_SCHEDULE)
+    message = f"the servers can follow a schedule: write {describe(wanted)}, once, by a drained rollout"
+    return DraftDecision(
+        view.load.draft_in_force,
+        draft_tokens,
+        Lever.ENGINE_SCHEDULE,
+        DecisionReason.SCHEDULE_NEEDED,
+        message,
+        wanted,
+    )
 
 
-def _full_length(view: _View, capabilities: list[Capability]) -> int | None:
-    if view.intent.max_draft_tokens is not None:
-        return view.intent.max_draft_tokens
-    if view.settings.draft_tokens is not None:
-        return view.settings.draft_tokens
-    told = [item.max_draft_tokens for item in capabilities if item.max_draft_tokens is not None]
-    return max(told) if told else None
+def padding_of(capabilities: Sequence[Capability]) -> tuple[int, ...]:
+    return max((item.batch_padding for item in capabilities), key=len, default=())
 
 
-def describe(schedule: Schedule) -> str:
-    """``"draft 3 up to 32 running requests, 0 above"``."""
-    if not schedule:
-        return "no schedule"
-    parts = []
-    for position, (_, draft) in enumerate(schedule[:-1]):
-        parts.append(f"{draft} up to {schedule[position + 1][0] - 1}")
-    last = schedule[-1][1]
-    if not parts:
-        return f"draft {last} at any load"
-    return f"draft {', '.join(parts)} running requests, {last} above"
+def following(load: FleetLoad, schedule: tuple[tuple[int, int], ...], memory: Memory, now: float) -> DraftDecision:
+    """What the engine does by itself now: draft length, since when, at which batch."""
+    running = load.running_per_scheduler
+    batch = "batch unknown" if running is None else f"{running:.1f} running per scheduler"
+    message = f"the engine follows {describe(schedule)}; {_in_force(load, memory, now)} at {batch}"
+    return leave(load, DecisionReason.ENGINE_FOLLOWS_SCHEDULE, message, Lever.ENGINE_SCHEDULE)
+
+
+def _in_force(load: FleetLoad, memory: Memory, now: float) -> str:
+    if not load.drafts:
+        return "draft length now unknown or idle"
+    if load.draft_in_force is None:
+        return "now " + ", ".join(f"{draft} on {count}" for draft, count in load.drafts.items()) + " schedulers"
+    since = memory.observations.get(IN_FORCE_SINCE, now)
+    return f"draft {load.draft_in_force} in force for {now - since:.0f} s"
 
 
 # -- lever: a restart with other arguments -----------------------------------------------------------------------------
 
 
-def _by_restart(view: _View, memory: Memory) -> DraftDecision:
+def _by_restart(view: View, memory: Memory) -> DraftDecision:
     """Off when the load stays above, on again when it stays below; never while anything is moving."""
+    if view.load.running_per_scheduler is None:
+        return _stay(view, DecisionReason.METRICS_UNKNOWN, "the load is unknown: no change of draft length")
     if view.settings.enabled:
         return _beyond(view, memory, memory.above_since_seconds, 0, DecisionReason.ABOVE_CROSSOVER)
-    return _beyond(
-        view, memory, memory.below_since_seconds, _restored_length(view, memory), DecisionReason.BELOW_CROSSOVER
-    )
+    length = restored_length(view.intent, memory)
+    if length is None:
+        message = "speculation is off and the draft length to return to is unknown: set spec.speculation.maxDraftTokens"
+        return _stay(view, DecisionReason.NO_LEVER, message)
+    return _beyond(view, memory, memory.below_since_seconds, length, DecisionReason.BELOW_CROSSOVER)
 
 
-def _restored_length(view: _View, memory: Memory) -> int:
-    """What was in force before it was taken out; the arguments themselves are put back as they stood."""
-    if view.intent.max_draft_tokens is not None:
-        return view.intent.max_draft_tokens
-    taken = [change.from_value for change in memory.changes if change.kind == "draft" and change.to_value == 0]
-    return taken[-1] if taken and taken[-1] else 1
+def restored_length(intent: SpeculationIntent, memory: Memory) -> int | None:
+    """What "on" means for a template whose speculation was taken out; its other arguments are put back as they stood."""
+    if intent.max_draft_tokens is not None:
+        return intent.max_draft_tokens
+    last = last_draft_change(memory)
+    return last.from_value if last is not None and last.to_value == 0 and last.from_value else None
 
 
-def _beyond(view: _View, memory: Memory, since: float | None, target: int, reason: DecisionReason) -> DraftDecision:
-    load, intent, now = view.load, view.intent, view.snapshot.at_seconds
-    current = _configured(view)
-    running = _shown(load.running_per_scheduler)
-    side = f"above {view.above}" if target == 0 else f"below {view.below}"
-    text = f"{running} running per scheduler, speculation {'on' if view.settings.enabled else 'off'}"
-    if load.running_per_scheduler is None:
-        return DraftDecision(
-            current, None, Lever.RESTART, DecisionReason.METRICS_UNKNOWN, "the load is unknown: no change"
-        )
+def _beyond(view: View, memory: Memory, since: float | None, target: int, reason: DecisionReason) -> DraftDecision:
+    current = configured(view.load, view.settings)
+    window = view.intent.stabilization_window_seconds
+    text = f"{view.load.running_per_scheduler:.1f} running per scheduler, "
+    text += "speculation off" if current == 0 else f"draft {_shown(current)}"
     if since is None:
-        bounds = f"off above {view.above}, on again below {view.below}"
-        return DraftDecision(current, None, Lever.RESTART, DecisionReason.STEADY, f"{text}, {bounds}: no change")
-    held = now - since
-    text = f"{text}, {side} for {held:.0f} s"
-    if held < intent.stabilization_window_seconds:
-        message = f"{text}: changes after {intent.stabilization_window_seconds:.0f} s"
-        return DraftDecision(current, None, Lever.RESTART, DecisionReason.STABILIZING, message)
-    frozen = _frozen(view) or _unknown(load) or _dwelling(memory, now, intent)
-    if frozen is not None:
-        return DraftDecision(current, None, Lever.RESTART, frozen[0], f"{text}: {frozen[1]}")
-    message = f"{text}: draft {_shown_int(current)} -> {target} by a drained rollout"
+        bounds = f"off above {view.above}, on again below {view.below}{_unreachable(view)}"
+        return _stay(view, DecisionReason.STEADY, f"{text}; {bounds}: no change")
+    text += f", {f'above {view.above}' if target == 0 else f'below {view.below}'} for {view.now - since:.0f} s"
+    held = (
+        _too_short(view.now - since, window)
+        or frozen(view.snapshot, view.load)
+        or unseen(view.load)
+        or dwelling(memory, view.now, view.intent)
+    )
+    if held is not None:
+        return _stay(view, held.reason, f"{text}: {held.message}")
+    message = f"{text}: draft {_shown(current)} -> {target} by a drained rollout"
     return DraftDecision(current, target, Lever.RESTART, reason, message)
 
 
-def _configured(view: _View) -> int | None:
-    """The draft length in force where the servers tell, else what the template asks for."""
-    if not view.settings.enabled:
+def _stay(view: View, reason: DecisionReason, message: str) -> DraftDecision:
+    return DraftDecision(configured(view.load, view.settings), None, Lever.RESTART, reason, message)
+
+
+def _too_short(held_seconds: float, window_seconds: float) -> Hold | None:
+    if held_seconds >= window_seconds:
+        return None
+    return Hold(DecisionReason.STABILIZING, f"changes after {window_seconds:.0f} s")
+
+
+def _unreachable(view: View) -> str:
+    """A threshold above the engine's own limit on the batch can never be crossed."""
+    limits = [
+        limit
+        for pod in view.snapshot.known
+        if pod.reading is not None
+        for scheduler in pod.reading.schedulers
+        if (limit := limit_of(pod, scheduler)) is not None
+    ]
+    if not limits or max(limits) > view.above or not view.settings.enabled:
+        return ""
+    return f" (never reached: the engine runs at most {max(limits):.0f} requests)"
+
+
+def configured(load: FleetLoad, settings: SpeculationSettings) -> int | None:
+    """0 when the template starts without speculation; else the length in force where the servers tell one, else what
+    the template asks for."""
+    if not settings.enabled:
         return 0
-    return view.load.draft_in_force if view.load.draft_in_force else view.settings.draft_tokens
+    return load.draft_in_force if load.draft_in_force else settings.draft_tokens
 
 
-def _frozen(view: _View) -> tuple[DecisionReason, str] | None:
-    """No change of draft length while pods come or go: the load they leave behind is not the load to decide on."""
-    snapshot, load = view.snapshot, view.load
-    if snapshot.rollout_in_progress:
-        return DecisionReason.FROZEN_ROLLOUT, "a rollout is in progress"
-    if load.pending or snapshot.in_phase(PodPhase.FAILED):
-        return DecisionReason.FROZEN_PODS_PENDING, f"{load.pending} pods are starting"
-    if load.terminating:
-        return DecisionReason.FROZEN_PODS_TERMINATING, f"{load.terminating} pods are draining"
-    ready = len(snapshot.in_phase(PodPhase.READY))
-    if snapshot.desired_replicas is None or ready < snapshot.desired_replicas:
-        return DecisionReason.FROZEN_PODS_PENDING, f"{ready} of {snapshot.desired_replicas} replicas are ready"
-    return None
-
-
-def _unknown(load: FleetLoad) -> tuple[DecisionReason, str] | None:
-    if load.unknown:
-        return DecisionReason.METRICS_UNKNOWN, f"the load of {load.unknown} ready pods is unknown"
-    return None
-
-
-def _dwelling(memory: Memory, now: float, intent: SpeculationIntent) -> tuple[DecisionReason, str] | None:
-    last = max((change.at_seconds for change in memory.changes if change.kind == "draft"), default=None)
-    if last is not None and now - last < intent.min_dwell_seconds:
-        left = intent.min_dwell_seconds - (now - last)
-        return DecisionReason.DWELLING, f"changed {now - last:.0f} s ago, dwells {left:.0f} s more"
-    return None
-
-
-def _shown(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f}"
-
-
-def _shown_int(value: int | None) -> str:
+def _shown(value: int | None) -> str:
     return "unknown" if value is None else str(value)

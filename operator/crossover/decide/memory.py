@@ -1,4 +1,8 @@
-"""Decision state: what a change leaves behind, what must survive a restart, and its JSON form in status."""
+"""Decision state: what a change leaves behind, what must survive a restart, and its JSON form in status.
+
+Only what changes rarely is written to status (changes, corrections, a recognised latch), so that a steady fleet causes
+no write. The rest is a cache: after a restart windows and dwell timers of the load begin again.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +12,127 @@ from typing import Any
 
 from crossover.api.decision import Change, Decision, DecisionReason, Memory
 
-MAX_CHANGES = 20
-"""Enough for every policy period (at most 1,800 s) at the pace that policies themselves allow."""
+MAX_REPLICA_CHANGES = 32
+MAX_DRAFT_CHANGES = 12
+KEEP_REPLICA_CHANGES_SECONDS = 1800.0
+"""The longest period of a scaling policy (autoscaling/v2)."""
+LAST_TICK = "last_tick_seconds"
 
 
 def with_changes(memory: Memory, decision: Decision, *, replicas: bool, draft: bool) -> Memory:
-    """Memory after parts of a decision were carried out."""
+    """Memory after parts of a decision were carried out: to be given to the next `plan`.
+
+    ``replicas`` and ``draft`` say which part was; neither in advisory mode or when the write failed.
+    """
     changes = list(memory.changes)
-    if replicas and decision.replicas.target is not None:
+    demand = decision.numbers.get("demand_tokens_per_second")
+    running = decision.numbers.get("running_requests_per_scheduler")
+    if replicas and decision.replicas.target not in (None, decision.replicas.current):
         changes.append(Change(decision.at_seconds, "replicas", decision.replicas.current, decision.replicas.target))
     if draft and decision.draft.target is not None:
-        changes.append(Change(decision.at_seconds, "draft", decision.draft.current, decision.draft.target))
-    drafts = [change for change in changes if change.kind == "draft"][-MAX_CHANGES // 2 :]
-    others = [change for change in changes if change.kind != "draft"][-MAX_CHANGES // 2 :]
-    return replace(memory, changes=tuple(sorted([*drafts, *others], key=lambda change: change.at_seconds)))
+        changes.append(
+            Change(
+                decision.at_seconds,
+                "draft",
+                decision.draft.current,
+                decision.draft.target,
+                running_requests=running,
+                demand_tokens_per_second=demand,
+            )
+        )
+    return replace(memory, changes=trimmed(tuple(changes), decision.at_seconds))
+
+
+def trimmed(changes: tuple[Change, ...], now_seconds: float) -> tuple[Change, ...]:
+    """Bounded in size. Replica changes older than any policy's period go; too many young ones are folded together,
+    oldest first, so that their sum still counts against the policies."""
+    drafts = [change for change in changes if change.kind == "draft"][-MAX_DRAFT_CHANGES:]
+    others = [
+        change
+        for change in changes
+        if change.kind != "draft" and change.at_seconds > now_seconds - KEEP_REPLICA_CHANGES_SECONDS
+    ]
+    while len(others) > MAX_REPLICA_CHANGES:
+        others[:2] = [_folded(others[0], others[1])]
+    return tuple(sorted([*drafts, *others], key=lambda change: change.at_seconds))
+
+
+def _folded(first: Change, second: Change) -> Change:
+    grown = (second.to_value or 0) - (second.from_value or 0)
+    return replace(first, at_seconds=second.at_seconds, to_value=max(0, (first.to_value or 0) + grown))
+
+
+def last_draft_change(memory: Memory) -> Change | None:
+    return next((change for change in reversed(memory.changes) if change.kind == "draft"), None)
+
+
+def after_gap(memory: Memory, now_seconds: float, longest_gap_seconds: float) -> Memory:
+    """A load that nobody looked at for a while was not "above since": timers and windows begin again after a gap."""
+    last = memory.observations.get(LAST_TICK)
+    observations = {**memory.observations, LAST_TICK: now_seconds}
+    if last is None or now_seconds - last <= longest_gap_seconds:
+        return replace(memory, observations=observations)
+    return replace(
+        memory, recommendations=(), above_since_seconds=None, below_since_seconds=None, observations=observations
+    )
+
+
+# -- the form in status ------------------------------------------------------------------------------------------------
+
+_CHANGE_NUMBERS = {
+    "fromValue": "from_value",
+    "toValue": "to_value",
+    "runningRequests": "running_requests",
+    "demandTokensPerSecond": "demand_tokens_per_second",
+    "runningRequestsAfter": "running_requests_after",
+}
 
 
 def to_json(memory: Memory) -> dict[str, Any]:
-    """The part that must survive: changes, corrections, a recognised latch. Numbers are whole seconds."""
+    """The part that must survive. Times in whole seconds, loads with one decimal; unknown values are left out."""
     document: dict[str, Any] = {}
     if memory.changes:
-        document["changes"] = [
-            {
-                "atSeconds": int(change.at_seconds),
-                "kind": change.kind,
-                "fromValue": change.from_value,
-                "toValue": change.to_value,
-            }
-            for change in memory.changes
-        ]
-    for change in document.get("changes", ()):
-        for key in ("fromValue", "toValue"):
-            if change[key] is None:
-                del change[key]
+        document["changes"] = [_change_to_json(change) for change in memory.changes]
+    if memory.correction:
+        document["correction"] = {name: round(value, 3) for name, value in sorted(memory.correction.items())}
     if memory.latched is not None:
         document["latched"] = str(memory.latched)
     return document
 
 
+def _change_to_json(change: Change) -> dict[str, Any]:
+    item: dict[str, Any] = {"atSeconds": int(change.at_seconds), "kind": change.kind}
+    for key, attribute in _CHANGE_NUMBERS.items():
+        value = getattr(change, attribute)
+        if value is not None:
+            item[key] = value if isinstance(value, int) else round(value, 1)
+    return item
+
+
 def from_json(document: Mapping[str, Any]) -> Memory:
     """What `to_json` wrote; anything unreadable is dropped, which can only delay an action."""
-    changes = []
-    for item in document.get("changes") or ():
-        if isinstance(item, Mapping) and isinstance(item.get("atSeconds"), int | float) and item.get("kind"):
-            changes.append(
-                Change(float(item["atSeconds"]), str(item["kind"]), item.get("fromValue"), item.get("toValue"))
-            )
+    items = document.get("changes")
+    changes = [change for item in items if (change := _change_from_json(item))] if isinstance(items, list) else []
+    correction = document.get("correction")
     latched = document.get("latched")
     return Memory(
-        changes=tuple(changes),
-        latched=DecisionReason(latched) if latched in set(DecisionReason) else None,
+        changes=tuple(sorted(changes, key=lambda change: change.at_seconds)),
+        correction={str(name): float(value) for name, value in correction.items() if _is_number(value)}
+        if isinstance(correction, Mapping)
+        else {},
+        latched=DecisionReason(latched) if latched in {str(reason) for reason in DecisionReason} else None,
     )
+
+
+def _change_from_json(item: object) -> Change | None:
+    if not isinstance(item, Mapping) or not _is_number(item.get("atSeconds")):
+        return None
+    if item.get("kind") not in {"replicas", "draft"}:
+        return None
+    numbers = {attribute: float(item[key]) for key, attribute in _CHANGE_NUMBERS.items() if _is_number(item.get(key))}
+    whole = {name: int(numbers.pop(name)) if name in numbers else None for name in ("from_value", "to_value")}
+    return Change(float(item["atSeconds"]), str(item["kind"]), whole["from_value"], whole["to_value"], **numbers)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
