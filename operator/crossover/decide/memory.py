@@ -6,13 +6,14 @@ no write. The rest is a cache: after a restart windows and dwell timers of the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from crossover.api.decision import Change, Decision, DecisionReason, Memory
 
-MAX_REPLICA_CHANGES = 32
+MAX_REPLICA_CHANGES = 24
 MAX_DRAFT_CHANGES = 12
 KEEP_REPLICA_CHANGES_SECONDS = 1800.0
 """The longest period of a scaling policy (autoscaling/v2)."""
@@ -79,9 +80,8 @@ def after_gap(memory: Memory, now_seconds: float, longest_gap_seconds: float) ->
 
 # -- the form in status ------------------------------------------------------------------------------------------------
 
-_CHANGE_NUMBERS = {
-    "fromValue": "from_value",
-    "toValue": "to_value",
+_WHOLE = {"fromValue": "from_value", "toValue": "to_value"}
+_LOADS = {
     "runningRequests": "running_requests",
     "demandTokensPerSecond": "demand_tokens_per_second",
     "runningRequestsAfter": "running_requests_after",
@@ -89,12 +89,15 @@ _CHANGE_NUMBERS = {
 
 
 def to_json(memory: Memory) -> dict[str, Any]:
-    """The part that must survive. Times in whole seconds, loads with one decimal; unknown values are left out."""
+    """The part that must survive, as `status.memory`. Times in whole seconds; loads and factors as decimal strings,
+    because the Kubernetes API has no place for floats. Unknown values are left out."""
     document: dict[str, Any] = {}
     if memory.changes:
         document["changes"] = [_change_to_json(change) for change in memory.changes]
     if memory.correction:
-        document["correction"] = {name: round(value, 3) for name, value in sorted(memory.correction.items())}
+        document["corrections"] = [
+            {"curve": name, "factor": f"{factor:.2f}"} for name, factor in sorted(memory.correction.items())
+        ]
     if memory.latched is not None:
         document["latched"] = str(memory.latched)
     return document
@@ -102,37 +105,46 @@ def to_json(memory: Memory) -> dict[str, Any]:
 
 def _change_to_json(change: Change) -> dict[str, Any]:
     item: dict[str, Any] = {"atSeconds": int(change.at_seconds), "kind": change.kind}
-    for key, attribute in _CHANGE_NUMBERS.items():
-        value = getattr(change, attribute)
-        if value is not None:
-            item[key] = value if isinstance(value, int) else round(value, 1)
+    for key, attribute in _WHOLE.items():
+        if (value := getattr(change, attribute)) is not None:
+            item[key] = value
+    for key, attribute in _LOADS.items():
+        if (value := getattr(change, attribute)) is not None:
+            item[key] = f"{value:.1f}"
     return item
 
 
 def from_json(document: Mapping[str, Any]) -> Memory:
     """What `to_json` wrote; anything unreadable is dropped, which can only delay an action."""
-    items = document.get("changes")
-    changes = [change for item in items if (change := _change_from_json(item))] if isinstance(items, list) else []
-    correction = document.get("correction")
+    changes = [change for item in _mappings(document.get("changes")) if (change := _change_from_json(item))]
+    factors = {str(item.get("curve")): _number(item.get("factor")) for item in _mappings(document.get("corrections"))}
     latched = document.get("latched")
     return Memory(
         changes=tuple(sorted(changes, key=lambda change: change.at_seconds)),
-        correction={str(name): float(value) for name, value in correction.items() if _is_number(value)}
-        if isinstance(correction, Mapping)
-        else {},
+        correction={name: factor for name, factor in factors.items() if factor is not None and factor > 0},
         latched=DecisionReason(latched) if latched in {str(reason) for reason in DecisionReason} else None,
     )
 
 
-def _change_from_json(item: object) -> Change | None:
-    if not isinstance(item, Mapping) or not _is_number(item.get("atSeconds")):
+def _change_from_json(item: Mapping[str, Any]) -> Change | None:
+    at_seconds = _number(item.get("atSeconds"))
+    if at_seconds is None or item.get("kind") not in {"replicas", "draft"}:
         return None
-    if item.get("kind") not in {"replicas", "draft"}:
-        return None
-    numbers = {attribute: float(item[key]) for key, attribute in _CHANGE_NUMBERS.items() if _is_number(item.get(key))}
-    whole = {name: int(numbers.pop(name)) if name in numbers else None for name in ("from_value", "to_value")}
-    return Change(float(item["atSeconds"]), str(item["kind"]), whole["from_value"], whole["to_value"], **numbers)
+    whole = {attribute: _number(item.get(key)) for key, attribute in _WHOLE.items()}
+    loads = {attribute: _number(item.get(key)) for key, attribute in _LOADS.items()}
+    before, after = (None if value is None else int(value) for value in (whole["from_value"], whole["to_value"]))
+    return Change(at_seconds, str(item["kind"]), before, after, **loads)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -113,7 +113,7 @@ class ThresholdSpec(Resource):
         description="Mean decode batch per scheduler above which it is off."
     )
     enable_below_running_requests: Requests | None = Field(
-        None, description="Mean decode batch below which it is on again; left out, the same number."
+        None, description="Mean decode batch below which it is on again; left out, two thirds of disableAbove."
     )
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         60, description="The load must stay beyond the threshold this long before a restart is spent on it."

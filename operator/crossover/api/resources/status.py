@@ -72,15 +72,26 @@ class RememberedChange(Resource):
     """A past change that dwell times and policies count from."""
 
     at_seconds: Annotated[int, Field(ge=0)]
+    demand_tokens_per_second: Short | None = None
     from_value: int | None = None
     kind: Short
+    running_requests: Short | None = None
+    running_requests_after: Short | None = None
     to_value: int | None = None
+
+
+class Correction(Resource):
+    """What outcomes taught about one curve of the calibration: measured step time as a share of the calibrated one."""
+
+    curve: Short
+    factor: Short
 
 
 class Memory(Resource):
     """Decision state that must survive a restart of the operator."""
 
     changes: Annotated[list[RememberedChange], Field(max_length=40)] | None = None
+    corrections: Annotated[list[Correction], Field(max_length=32)] | None = None
     latched: Short | None = None
 
 
@@ -93,6 +104,13 @@ class ModelAutoscalerStatus(Resource):
     """What is seen, decided and done."""
 
     conditions: Conditions | None = None
+    crossover: Crossover | None = Field(None, description="Where speculation stops paying.")
+    fleet: Fleet | None = Field(None, description="What is seen.")
+    last_decision: LastDecision | None = Field(None, description="The decision in force.")
+    memory: Memory | None = Field(None, description="What must survive a restart of the operator.")
+    observed_generation: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Generation of the spec acted on."
+    )
     recent_decisions: Annotated[list[RecentDecision], Field(max_length=10)] | None = Field(
         None, description="Newest first."
     )
