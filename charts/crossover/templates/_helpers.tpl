@@ -27,46 +27,41 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 # its own resources: read, and write nothing but their status
 - apiGroups: [crossover.dev]
   resources: [modelautoscalers]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [crossover.dev]
   resources: [modelautoscalers/status]
   verbs: [patch]
 # the fleets' pods: where to read the load
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
-# the scale targets: the template is patched by server-side apply, the replica count through /scale only
-- apiGroups: [apps]
-  resources: [deployments, statefulsets, replicasets]
-  verbs: [get, list]
-- apiGroups: [apps]
-  resources: [deployments, statefulsets]
-  verbs: [patch]
-- apiGroups: [apps]
-  resources: [deployments/scale, statefulsets/scale]
-  verbs: [get, patch]
-- apiGroups: [leaderworkerset.x-k8s.io]
-  resources: [leaderworkersets]
-  verbs: [get, list]
-- apiGroups: [leaderworkerset.x-k8s.io]
-  resources: [leaderworkersets/scale]
-  verbs: [get, patch]
+  verbs: [list, watch]
 # files that a speculation schedule needs in the pods
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, list, create, patch, delete]
+  verbs: [create, delete, get]
+# the scale targets: the template is patched by server-side apply, the replica count through /scale only
+- apiGroups: [apps]
+  resources: [deployments, statefulsets]
+  verbs: [get, patch]
+- apiGroups: [apps]
+  resources: [deployments/scale, statefulsets/scale]
+  verbs: [patch]
+# which pods a rollout has reached, and what it replaced
+- apiGroups: [apps]
+  resources: [replicasets, controllerrevisions]
+  verbs: [list]
 # who else scales the same target
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
-  verbs: [get, list]
+  verbs: [list]
 - apiGroups: [keda.sh]
   resources: [scaledobjects]
-  verbs: [get, list]
+  verbs: [list]
 # telling what happened
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [create, patch]
+{{- with .Values.extraRules }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}

@@ -1,0 +1,196 @@
+"""The operator process: everything put together, started in order, stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import kopf
+import structlog
+
+from crossover.api.faults import ClusterError
+from crossover.api.resources import GROUP, VERSION
+from crossover.cluster.client import Client
+from crossover.cluster.conflicts import Rivals
+from crossover.cluster.events import Recorder
+from crossover.cluster.kinds import Kinds
+from crossover.cluster.lease import Elector
+from crossover.cluster.pods import PodCache
+from crossover.cluster.workload import Workloads
+from crossover.cluster.writer import Writer
+from crossover.controller import health
+from crossover.controller.clock import SystemClock
+from crossover.controller.fleets import Fleets
+from crossover.controller.handlers import PLURAL, operator_settings, registry
+from crossover.controller.hands import Hands
+from crossover.controller.reconcile import Parts, Reconciler
+from crossover.controller.reporter import Reporter
+from crossover.controller.settings import OperatorSettings
+from crossover.controller.target import TargetFinder
+from crossover.controller.ticker import Ticker
+from crossover.observe.observer import Observer
+from crossover.observe.scraper import Scraper
+from crossover.report.metrics import OperatorMetrics
+
+STALLED_SECONDS = 120.0
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Operator:
+    """One process. `run` returns the exit status."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._clock = SystemClock()
+        self._fleets = Fleets()
+        self._metrics = OperatorMetrics()
+        self._log = structlog.get_logger("crossover.operator")
+        self._lost = asyncio.Event()
+        self._ready = False
+
+    async def run(self) -> int:
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(await Client.connect())
+            scraper = await stack.enter_async_context(
+                Scraper(timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency)
+            )
+            identity = settings.identity or socket.gethostname()
+            elector = self._elector(client, identity)
+            pods = PodCache(client, self._clock, self._pod_changed)
+            stack.push_async_callback(pods.close)
+            reconciler = Reconciler(self._parts(client, scraper, pods, identity), lambda: self._leads(elector))
+            self._ticker = Ticker(reconciler.tick, self._clock, workers=settings.workers)
+            runner, port = await health.serve(
+                settings.metrics_address, settings.metrics_port, self._metrics.registry, self._alive, self._serving
+            )
+            stack.push_async_callback(runner.cleanup)
+            self._log.info("started", identity=identity, metrics_port=port, namespaces=settings.namespaces or "all")
+            return await self._until_stopped(client, elector)
+
+    async def _until_stopped(self, client: Client, elector: Elector | None) -> int:
+        """Until a signal (0), or until the lease or a watch is lost (1: a restart heals)."""
+        await self._list(client)
+        self._ready = True
+        # Our tasks are older than kopf's, so that it does not cancel them when it ends.
+        tasks = [asyncio.create_task(self._ticker.run(), name="ticker")]
+        if elector is not None:
+            tasks.append(asyncio.create_task(elector.run(), name="elector"))
+        stop = asyncio.Event()
+        watching = asyncio.create_task(self._watch(stop), name="kopf")
+        lost = asyncio.create_task(self._lost.wait(), name="lease lost")
+        try:
+            done, _ = await asyncio.wait({watching, lost, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            failed = [task for task in done if task is not watching or task.exception() is not None]
+            for task in failed:
+                self._log.error("stopping", because=task.get_name())
+            return 1 if failed else 0
+        finally:
+            self._ready = False
+            stop.set()
+            for task in (*tasks, lost):
+                task.cancel()
+            for task in (watching, *tasks, lost):
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
+            if elector is not None:
+                await elector.release()
+            self._log.info("stopped")
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        namespaces = self._settings.namespaces
+        await kopf.operator(
+            registry=registry(self._seen, self._gone),
+            settings=operator_settings(),
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            standalone=True,
+            stop_flag=stop,
+        )
+
+    async def _list(self, client: Client) -> None:
+        """Everybody at once, before the first tick: an older ModelAutoscaler must be known before a younger one acts."""
+        places = [f"namespaces/{name}/" for name in self._settings.namespaces] or [""]
+        for place in places:
+            try:
+                listed = await client.get(f"/apis/{GROUP}/{VERSION}/{place}{PLURAL}")
+            except ClusterError as error:
+                self._log.error("ModelAutoscalers cannot be listed", fault=str(error))
+                raise
+            for body in listed.get("items") or []:
+                self._seen(body)
+
+    # -- wiring -------------------------------------------------------------------------------------------------------
+
+    def _parts(self, client: Client, scraper: Scraper, pods: PodCache, identity: str) -> Parts:
+        kinds = Kinds(client, self._clock)
+        workloads = Workloads(client, kinds)
+        recorder = Recorder(client, self._clock, instance=identity)
+        return Parts(
+            fleets=self._fleets,
+            pods=pods,
+            finder=TargetFinder(workloads, Rivals(client, kinds, self._clock)),
+            observer=Observer(scraper),
+            hands=Hands(Writer(client), workloads),
+            reporter=Reporter(client, recorder, self._metrics),
+            clock=self._clock,
+        )
+
+    def _elector(self, client: Client, identity: str) -> Elector | None:
+        settings = self._settings
+        if not settings.leader_election:
+            return None
+        namespace = settings.lease_namespace
+        if not namespace:
+            namespace = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
+        return Elector(
+            client,
+            namespace=namespace,
+            name=settings.lease_name,
+            identity=identity,
+            clock=self._clock,
+            on_lost=self._lost.set,
+        )
+
+    def _leads(self, elector: Elector | None) -> bool:
+        return elector is None or elector.is_leader
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def _seen(self, body: Mapping[str, Any]) -> None:
+        """A new or changed spec is looked at at once; our own status writes change nothing and wait for the interval."""
+        meta = body["metadata"]
+        known = self._fleets.get((meta["namespace"], meta["name"]))
+        generation = known.body["metadata"].get("generation") if known is not None else None
+        key = self._fleets.put(body)
+        if known is None or known.uid != meta["uid"] or generation != meta.get("generation"):
+            self._ticker.want(key)
+
+    def _gone(self, body: Mapping[str, Any]) -> None:
+        """The fleet runs on as it is; others may have waited for its target."""
+        meta = body["metadata"]
+        key = (meta["namespace"], meta["name"])
+        known = self._fleets.get(key)
+        if known is not None and known.uid == meta["uid"]:
+            self._fleets.drop(key)
+            self._metrics.forget(*key)
+            self._ticker.want(key)
+
+    def _pod_changed(self, pod: Any) -> None:
+        for fleet in self._fleets.in_namespace(pod.namespace):
+            fleet.touch()
+
+    def _alive(self) -> str | None:
+        age = self._clock.now() - self._ticker.last_progress_seconds
+        return None if age < STALLED_SECONDS else f"no tick was started for {age:.0f} s"
+
+    def _serving(self) -> str | None:
+        return None if self._ready else "starting or stopping"
+
+
+async def run(settings: OperatorSettings) -> int:
+    return await Operator(settings).run()
