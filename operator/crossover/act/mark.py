@@ -76,7 +76,7 @@ def mark_of(template: Mapping[str, Any]) -> Mark | None:
             at_seconds=float(value["at"]),
             removed=dict(value["removed"]),
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
@@ -90,7 +90,7 @@ def failure_of(annotations: Mapping[str, str]) -> Failure | None:
             at_seconds=float(value["at"]),
             template=str(value["template"]),
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
