@@ -22,6 +22,9 @@ def registry(
     """Handlers that pass every ModelAutoscaler on. Both callbacks must be quick."""
     handlers = kopf.OperatorRegistry()
 
+    kopf.on.login(registry=handlers)(kopf.login_with_service_account)
+    kopf.on.login(registry=handlers)(kopf.login_with_kubeconfig)
+
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
     async def changed(event: Mapping[str, Any], **_: Any) -> None:
         body = dict(event["object"])
