@@ -254,6 +254,9 @@ def test_only_our_own_change_is_taken_back() -> None:
     assert plan_undo(workload(manifest), (now, then), "why", NOW) is not None
     assert plan_undo(workload(manifest), (now,), "why", NOW) is None
     assert plan_undo(workload(manifest), (now, replace(then, template=ours)), "why", NOW) is None
+    later = deployment("demo")["spec"]["template"]
+    later["metadata"]["annotations"] = {mark.SPECULATION: Mark("server", ON, digest, NOW + 60).to_json()}
+    assert plan_undo(workload(manifest), (now, replace(then, template=later)), "why", NOW) is None
     assert plan_undo(workload(), (now, then), "why", NOW) is None
     ours["spec"]["containers"][0]["args"] = [*ARGS, "--user-was-here"]
     assert plan_undo(workload(manifest), (now, then), "why", NOW) is None

@@ -65,8 +65,9 @@ def judge(workload: Workload, revisions: Sequence[Revision], pods: Sequence[PodF
     staying = [pod for pod in pods if pod.phase is not PodPhase.TERMINATING]
     new = [pod for pod in staying if pod.template_hash == newest]
     ready = sum(pod.phase is PodPhase.READY for pod in new)
-    old = len(staying) - len(new)
-    stuck = _stuck(workload, new, now_seconds)
+    left_behind = [pod for pod in staying if pod.template_hash != newest]
+    old = len(left_behind)
+    stuck = _stuck(workload, new, now_seconds) or _waited_for(workload, left_behind, now_seconds)
     if stuck is not None:
         return Rollout(RolloutState.STUCK, stuck[1], stuck[0], len(new), ready, old)
     total = workload.desired_replicas if workload.desired_replicas is not None else len(new) + old
@@ -74,14 +75,40 @@ def judge(workload: Workload, revisions: Sequence[Revision], pods: Sequence[PodF
     return Rollout(RolloutState.IN_PROGRESS, summary, None, len(new), ready, old)
 
 
+def _cannot_start(pod: PodFacts, now_seconds: float) -> StuckReason | None:
+    """A pod that has not become ready and will not."""
+    if pod.phase is PodPhase.FAILED or (pod.phase is PodPhase.PENDING and pod.restarts >= CRASHES):
+        return StuckReason.PODS_CRASH
+    age = now_seconds - pod.created_at_seconds
+    if pod.phase is PodPhase.PENDING and pod.waiting_reason in CANNOT_START and age >= WAITING_SECONDS:
+        return StuckReason.PODS_CANNOT_START
+    return None
+
+
+def _waited_for(
+    workload: Workload, left_behind: Sequence[PodFacts], now_seconds: float
+) -> tuple[StuckReason, str] | None:
+    """A StatefulSet waits for a pod of settings that were taken back, and would for ever: only its deletion helps."""
+    if workload.ref.kind != "StatefulSet":
+        return None
+    for pod in left_behind:
+        reason = _cannot_start(pod, now_seconds)
+        if reason is not None:
+            return (
+                reason,
+                f"the StatefulSet waits for pod {pod.name}, which cannot start with older settings: delete it",
+            )
+    return None
+
+
 def _stuck(workload: Workload, new: Sequence[PodFacts], now_seconds: float) -> tuple[StuckReason, str] | None:
-    waiting = [pod for pod in new if pod.phase in (PodPhase.PENDING, PodPhase.FAILED)]
-    for pod in waiting:
-        if pod.restarts >= CRASHES or (pod.phase is PodPhase.FAILED):
-            return StuckReason.PODS_CRASH, f"new pod {pod.name} does not start: its server ended {pod.restarts} times"
-        age = now_seconds - pod.created_at_seconds
-        if pod.waiting_reason in CANNOT_START and age >= WAITING_SECONDS:
-            return StuckReason.PODS_CANNOT_START, f"new pod {pod.name} cannot start: {pod.waiting_reason}"
+    for pod in new:
+        reason = _cannot_start(pod, now_seconds)
+        if reason is StuckReason.PODS_CRASH:
+            return reason, f"new pod {pod.name} does not start: its server ended {pod.restarts} times"
+        if reason is not None:
+            return reason, f"new pod {pod.name} cannot start: {pod.waiting_reason}"
+    waiting = [pod for pod in new if pod.phase is PodPhase.PENDING]
     progressing = workload.condition("Progressing")
     exceeded = progressing is not None and progressing.reason == "ProgressDeadlineExceeded"
     late = [

@@ -124,26 +124,35 @@ def plan_undo(
 ) -> TemplatePatch | None:
     """The apply that takes our last edit back, exactly: the old pods are of that template again and are kept.
 
-    None when there is nothing of ours to take back: no mark, no older revision, the same mark in both, or a command
-    line that somebody has changed since.
+    None when there is nothing of ours to take back: no mark, no revision from before it, a command line that somebody has
+    changed since, or an undo already after the last edit (never two steps back for one failure).
     """
     template = workload.template or {}
-    now = mark.mark_of(template)
-    older = [revision for revision in revisions if not workload.is_current(revision)]
-    if now is None or not older or len(older) == len(revisions):
+    now, failure = mark.mark_of(template), mark.failure_of(workload.annotations)
+    if now is None or (failure is not None and failure.at_seconds >= now.at_seconds):
+        return None
+    if not any(workload.is_current(revision) for revision in revisions):
+        return None
+    older = [revision for revision in revisions if _is_before(revision, now)]
+    if not older:
         return None
     previous = max(older, key=lambda revision: (revision.ready_replicas or 0, revision.number))
-    then = mark.mark_of(previous.template)
     as_we_left_it = any(
         item["name"] == now.container and mark.command_digest(item) == now.digest
         for item in template["spec"]["containers"]
     )
-    if then == now or not as_we_left_it:
+    if not as_we_left_it:
         return None
     body = owned_object(workload, template=previous.template)
-    failure = Failure(now.wanted, reason, now_seconds, mark.containers_digest(previous.template))
-    node(body, "metadata", "annotations")[mark.FAILED] = failure.to_json()
+    failed = Failure(now.wanted, reason, now_seconds, mark.containers_digest(previous.template))
+    node(body, "metadata", "annotations")[mark.FAILED] = failed.to_json()
     return TemplatePatch(workload.path, body, f"{describe(now.wanted)} taken back")
+
+
+def _is_before(revision: Revision, now: Mark) -> bool:
+    """From before our last edit. Revision numbers do not tell: a template that comes back gets a new one."""
+    then = mark.mark_of(revision.template)
+    return then is None or then.at_seconds < now.at_seconds
 
 
 def plan_cleanup(workload: Workload, revisions: Sequence[Revision]) -> tuple[TemplatePatch, tuple[str, ...]] | None:

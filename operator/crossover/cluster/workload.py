@@ -112,7 +112,7 @@ def workload_facts(
         selector=scale.selector,
         replicas=scale.replicas,
         ready_replicas=status.get("readyReplicas", 0 if native else None),
-        updated_replicas=_updated(status) if native else status.get("updatedReplicas"),
+        updated_replicas=status.get("updatedReplicas", 0 if native else None),
         available_replicas=status.get("availableReplicas", 0 if native else None),
         revision=status.get("updateRevision") or (meta.get("annotations") or {}).get(REVISION),
         paused=bool(spec.get("paused")),
@@ -127,15 +127,6 @@ def workload_facts(
         annotations=meta.get("annotations") or {},
         managed_fields=tuple(meta.get("managedFields") or ()),
     )
-
-
-def _updated(status: Mapping[str, Any]) -> int:
-    """A StatefulSet drops updatedReplicas when every pod is of the newest revision."""
-    updated = int(status.get("updatedReplicas", 0))
-    revision = status.get("updateRevision")
-    if revision is not None and revision == status.get("currentRevision"):
-        return max(updated, int(status.get("replicas", 0)))
-    return updated
 
 
 def _owner(meta: Mapping[str, Any]) -> Owner | None:
