@@ -1,0 +1,114 @@
+"""One step-time curve from measured points: what the shape predicts, moved to the points as far as their noise lets it.
+
+The ratio of measured to predicted step time is smoothed over ln b by Gaussian-process regression with the exponential
+kernel tau^2 exp(-|ln b - ln b'| / length): between two exact points it is nearly a straight line and never overshoots,
+beyond the last point it falls back to the shape, and its variance is the uncertainty of the curve. tau is chosen by
+marginal likelihood over all curves of a profile: small where the shape explains the points, large where it does not
+(docs/design/0042).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from crossover.decide.linear import Matrix, backward, cholesky, forward
+
+LENGTH = 1.0
+"""Correlation length in ln(running requests): a factor e of load."""
+SPREADS = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5)
+"""Candidates for tau, as a share of the step time."""
+DEFAULT_ERROR = 0.01
+"""Relative standard error of a point that does not say its own."""
+
+Prior = Callable[[float], float]
+"""Running requests -> predicted step seconds without KV reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured point of one curve, KV reads already taken out."""
+
+    running: float
+    seconds: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothed:
+    """Over a grid of running requests: step seconds without KV reads, and their relative standard error."""
+
+    seconds: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+def smooth(points: Sequence[Point], prior: Prior, spread: float, grid: Sequence[float]) -> Smoothed:
+    """The curve on ``grid``, never falling with load. ``points`` is not empty."""
+    places = [math.log(point.running) for point in points]
+    ratios = [math.log(point.seconds / prior(point.running)) for point in points]
+    lower = _factor(points, places, spread)
+    weights = backward(lower, forward(lower, ratios))
+    seconds, errors = [], []
+    for running in grid:
+        kernel = [_kernel(math.log(running), place, spread) for place in places]
+        mean = sum(k * w for k, w in zip(kernel, weights, strict=True))
+        explained = sum(value * value for value in forward(lower, kernel))
+        seconds.append(prior(running) * math.exp(mean))
+        errors.append(math.sqrt(max(0.0, spread * spread - explained)))
+    return Smoothed(tuple(rising(seconds)), tuple(errors))
+
+
+def best_spread(curves: Sequence[tuple[Sequence[Point], Prior]]) -> float:
+    """The tau under which the points of all curves are most likely."""
+    return max(SPREADS, key=lambda spread: sum(_likelihood(points, prior, spread) for points, prior in curves))
+
+
+def _likelihood(points: Sequence[Point], prior: Prior, spread: float) -> float:
+    """Log marginal likelihood up to a constant."""
+    places = [math.log(point.running) for point in points]
+    ratios = [math.log(point.seconds / prior(point.running)) for point in points]
+    lower = _factor(points, places, spread)
+    white = forward(lower, ratios)
+    return -0.5 * sum(value * value for value in white) - sum(math.log(lower[i][i]) for i in range(len(lower)))
+
+
+def _factor(points: Sequence[Point], places: Sequence[float], spread: float) -> Matrix:
+    matrix = [
+        [_kernel(a, b, spread) + (max(points[i].error, 1e-4) ** 2 if i == j else 0.0) for j, b in enumerate(places)]
+        for i, a in enumerate(places)
+    ]
+    lower = cholesky(matrix)
+    assert lower is not None, "an exponential kernel with noise is positive definite"
+    return lower
+
+
+def _kernel(a: float, b: float, spread: float) -> float:
+    return spread * spread * math.exp(-abs(a - b) / LENGTH)
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """Running maximum: a larger batch never takes a shorter step."""
+    highest, kept = -math.inf, []
+    for value in values:
+        highest = max(highest, value)
+        kept.append(highest)
+    return kept
+
+
+def straight_line(points: Sequence[Point]) -> Prior:
+    """Piecewise linear through few points (means at equal load, made monotone), the last slope beyond them."""
+    sums: dict[float, list[float]] = {}
+    for point in points:
+        sums.setdefault(point.running, []).append(point.seconds)
+    xs = sorted(sums)
+    ys = rising([sum(sums[x]) / len(sums[x]) for x in xs])
+
+    def seconds(running: float) -> float:
+        if len(xs) == 1 or running <= xs[0]:
+            return ys[0]
+        right = next((i for i, x in enumerate(xs) if x >= running), len(xs) - 1)
+        slope = (ys[right] - ys[right - 1]) / (xs[right] - xs[right - 1])
+        return ys[right] + slope * (running - xs[right])
+
+    return seconds

@@ -1,0 +1,223 @@
+"""What a replica does under a demand: operating points, capacity, and the best draft length at each batch.
+
+Everything is per scheduler. Occupancy is not an input: by Little's law b = demand x TPOT(b, K), so the batch at a demand
+is the least b with S(b, K) = demand, and it differs by K (docs/design/0043).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from crossover.decide.acceptance import shifted
+from crossover.decide.profile import Curve, Profile
+from crossover.decide.variant import Variant
+
+KV_SHARE = 0.9
+"""Share of the KV pool to plan for: beyond it engines start to retract requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What is true now and was not part of the calibration."""
+
+    context_tokens: float
+    """Mean KV tokens per running request."""
+    acceptance_shift: float = 0.0
+    """See `crossover.decide.acceptance.shift_between`."""
+    lengths: Mapping[Variant, float] = field(default_factory=dict)
+    """Live AL where it is known directly; wins over the shift."""
+    correction: Mapping[str, float] = field(default_factory=dict)
+    """Measured step time as a share of the calibrated one, by variant name."""
+    max_running_requests: float | None = None
+    """The engine's limit now."""
+    kv_capacity_tokens: float | None = None
+    tpot_seconds: float | None = None
+    """The target for time per output token."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """One variant at one demand. Rates are output tokens/s of one scheduler."""
+
+    variant: Variant
+    demand: float
+    running: float
+    tpot_seconds: float
+    capacity: float
+    """Most output tokens/s within TPOT target, engine limit and KV."""
+    highest: float
+    """Most output tokens/s within engine limit and KV, whatever the TPOT."""
+    saturated: bool
+    """The demand exceeds ``highest``: requests queue."""
+    meets_target: bool
+    extrapolated: bool
+    """The batch lies outside of what was measured."""
+
+    @property
+    def feasible(self) -> bool:
+        return self.meets_target and not self.saturated
+
+
+class Rates:
+    """S over the grid for one variant under some conditions: computed once, asked often."""
+
+    __slots__ = ("capacity", "curve", "highest", "limit", "running", "seconds_per_token", "values")
+
+    def __init__(self, profile: Profile, variant: Variant, conditions: Conditions) -> None:
+        curve = profile.curves[variant]
+        length = acceptance_under(profile, variant, conditions)
+        factor = correction_of(conditions.correction, variant)
+        slope = curve.kv_seconds_per_token * conditions.context_tokens
+        self.curve: Curve = curve
+        self.running = curve.running
+        self.seconds_per_token = [
+            factor * (base + slope * running) / length
+            for base, running in zip(curve.base_seconds, curve.running, strict=True)
+        ]
+        self.values = [running / tpot for running, tpot in zip(self.running, self.seconds_per_token, strict=True)]
+        self.limit = _limit(profile, variant, conditions)
+        self.highest = self._highest(self.limit)
+        within = self.limit
+        if conditions.tpot_seconds is not None:
+            within = min(within, self.batch_at_tpot(conditions.tpot_seconds))
+        self.capacity = self._highest(within)
+
+    def tpot(self, running: float) -> float:
+        """Time per output token at a batch; below one request as at one."""
+        grid, values = self.running, self.seconds_per_token
+        if running <= grid[0]:
+            return values[0]
+        right = min(bisect_right(grid, running), len(grid) - 1)
+        left = right - 1
+        return values[left] + (values[right] - values[left]) * (running - grid[left]) / (grid[right] - grid[left])
+
+    def rate(self, running: float) -> float:
+        return running / self.tpot(running) if running > 0 else 0.0
+
+    def batch_at(self, demand: float) -> float | None:
+        """Least batch that serves ``demand``; None when none within the limit does."""
+        if demand <= 0:
+            return 0.0
+        if demand > self.highest * (1 + 1e-9):
+            return None
+        previous, before = 0.0, 0.0
+        for running, value in zip(self.running, self.values, strict=True):
+            if value >= demand:
+                found = previous + (running - previous) * (demand - before) / (value - before)
+                return min(found, self.limit)
+            previous, before = running, value
+        return self.limit
+
+    def batch_at_tpot(self, tpot_seconds: float) -> float:
+        """Largest batch whose TPOT is within the target; 0 when even one request is slower."""
+        grid, values = self.running, self.seconds_per_token
+        if values[0] > tpot_seconds:
+            return 0.0
+        right = bisect_right(values, tpot_seconds)
+        if right >= len(values):
+            return grid[-1]
+        left = right - 1
+        return grid[left] + (grid[right] - grid[left]) * (tpot_seconds - values[left]) / (values[right] - values[left])
+
+    def _highest(self, within: float) -> float:
+        """Largest S at a batch up to ``within``."""
+        if within <= 0:
+            return 0.0
+        best = self.rate(within)
+        for running, value in zip(self.running, self.values, strict=True):
+            if running > within:
+                break
+            best = max(best, value)
+        return best
+
+    def at(self, demand: float, tpot_target: float | None) -> OperatingPoint:
+        batch = self.batch_at(demand)
+        running = self.limit if batch is None else batch
+        tpot = self.tpot(running)
+        low, high = self.curve.measured
+        return OperatingPoint(
+            self.curve.variant,
+            demand,
+            running,
+            tpot,
+            self.capacity,
+            self.highest,
+            batch is None,
+            tpot_target is None or tpot <= tpot_target * (1 + 1e-9),
+            running > high * 1.05 or (running < low * 0.95 and running > 1),
+        )
+
+
+def acceptance_under(profile: Profile, variant: Variant, conditions: Conditions) -> float:
+    """AL of a variant under the live workload."""
+    curve = profile.curves[variant]
+    if not curve.acceptance_known or variant.draft_tokens == 0:
+        return curve.acceptance_length
+    told = conditions.lengths.get(variant)
+    if told is not None:
+        return told
+    return shifted(curve.acceptance_length, variant.draft_tokens, conditions.acceptance_shift)
+
+
+def correction_of(correction: Mapping[str, float], variant: Variant) -> float:
+    """A variant's own factor; one that never ran shares the mean of those that did: the machine is the same."""
+    own = correction.get(variant.name)
+    if own is not None:
+        return own
+    return sum(correction.values()) / len(correction) if correction else 1.0
+
+
+def _limit(profile: Profile, variant: Variant, conditions: Conditions) -> float:
+    """Largest batch: the grid's end, the engine's own limit, the KV pool."""
+    limit = profile.curves[variant].running[-1]
+    told = profile.limits.get(variant, conditions.max_running_requests)
+    if told is not None and told > 0:
+        limit = min(limit, told)
+    if conditions.kv_capacity_tokens and conditions.context_tokens > 0:
+        limit = min(limit, max(1.0, KV_SHARE * conditions.kv_capacity_tokens / conditions.context_tokens))
+    return limit
+
+
+def all_rates(profile: Profile, variants: Iterable[Variant], conditions: Conditions) -> dict[Variant, Rates]:
+    return {variant: Rates(profile, variant, conditions) for variant in variants}
+
+
+def best_schedule(
+    rates: Mapping[Variant, Rates], *, margin: float = 0.02, most_entries: int = 8
+) -> tuple[tuple[int, int], ...]:
+    """The draft length with the lowest TPOT (which is also the highest S) at every batch, as a schedule.
+
+    A change is worth an entry when it gains more than ``margin`` over what is in force, so that noise makes no entries.
+    """
+    order = sorted(rates)
+    limit = int(max(item.limit for item in rates.values()))
+    entries: list[tuple[int, Variant]] = []
+    for batch in _batches(limit):
+        best = min(order, key=lambda variant: rates[variant].tpot(batch))
+        if not entries:
+            entries.append((1, best))
+        elif best is not entries[-1][1]:
+            held = rates[entries[-1][1]].tpot(batch)
+            if held > rates[best].tpot(batch) * (1 + margin):
+                entries.append((batch, best))
+    return _at_most(tuple((start, variant.draft_tokens) for start, variant in entries), most_entries)
+
+
+def _batches(limit: int) -> list[int]:
+    """Every batch up to 64, then in steps of 2 %."""
+    batches, batch = [], 1
+    while batch <= limit:
+        batches.append(batch)
+        batch = max(batch + 1, int(batch * 1.02))
+    return batches
+
+
+def _at_most(schedule: tuple[tuple[int, int], ...], count: int) -> tuple[tuple[int, int], ...]:
+    """Drop the entries with the narrowest range (as a ratio) until few enough are left; the first and last stay."""
+    entries = list(schedule)
+    while len(entries) > count:
+        narrowest = min(range(1, len(entries) - 1), key=lambda i: entries[i + 1][0] / entries[i][0])
+        del entries[narrowest]
+    return tuple(entries)
