@@ -10,7 +10,6 @@ PORT = 30000
 REPLICAS = 3
 THRESHOLD = 32
 ENABLE_BELOW = 20
-TARGET_RUNNING_REQUESTS = 40
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,8 @@ class Fleet:
     speculation: tuple[str, ...]
     """The server's own arguments."""
     draft_tokens: int
+    target_running_requests: int
+    """Per replica. The second fleet has room, so that its rollout is not held back by pods that start."""
 
 
 FOLLOWS_SCHEDULE = Fleet(
@@ -33,11 +34,13 @@ FOLLOWS_SCHEDULE = Fleet(
         "--speculative-num-draft-tokens=4",
     ),
     3,
+    40,
 )
 NEEDS_RESTART = Fleet(
     "code-ngram",
     ("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=8"),
     7,
+    64,
 )
 FLEETS = (FOLLOWS_SCHEDULE, NEEDS_RESTART)
 
@@ -97,7 +100,7 @@ def model_autoscaler(fleet: Fleet) -> dict[str, Any]:
             "replicas": {
                 "min": REPLICAS,
                 "max": 6,
-                "targetRunningRequests": TARGET_RUNNING_REQUESTS,
+                "targetRunningRequests": fleet.target_running_requests,
                 "behavior": {"scaleDown": {"stabilizationWindowSeconds": 20}},
             },
             "speculation": {

@@ -18,6 +18,9 @@ class PodTruth:
     draft_tokens: int
     speculates: bool
     """Started with speculation."""
+    draining: bool = False
+    moves: tuple[tuple[float, int], ...] = ()
+    """(wall time, new draft length), by the engine's own log."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Sample:
 
     @property
     def mean_running(self) -> float | None:
-        serving = [pod.running for pod in self.pods]
+        serving = [pod.running for pod in self.pods if not pod.draining]
         return sum(serving) / len(serving) if serving else None
 
 

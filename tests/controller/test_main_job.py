@@ -1,7 +1,6 @@
 """The main job on a real API server, as the chart's ServiceAccount: one fleet watched, decided, patched, explained."""
 
 import pytest
-
 from tests.controller.manifests import NGRAM, autoscaler, deployment
 
 pytestmark = pytest.mark.xdist_group("controller")
