@@ -90,16 +90,15 @@ def test_what_was_done_is_an_event():
     assert event.note == "replicas 3 -> 5: 41.0 running per replica"
 
 
-def test_the_engine_going_to_draft_length_0_by_itself_is_an_event():
-    first = build(steady(snapshot=snapshot(pod(read=reading(30, draft=3.0), capability=capability()))), {})
-    zero = steady(
-        previous=first,
-        snapshot=snapshot(pod(read=reading(40, draft=0.0), capability=capability())),
-        decision=decision(draft_current=0),
-    )
-    (event,) = events(zero)
-    assert event.reason == "DraftLengthChanged"
-    assert "3 -> 0" in event.note
+def test_what_the_engine_did_by_itself_is_an_event_with_its_own_reason():
+    done = (Done("draft", "draft 3 -> 0 by the engine", "36.0 running per scheduler", "DraftLengthChanged"),)
+    (event,) = events(steady(previous=build(steady(), {}), done=done))
+    assert (event.type, event.reason) == ("Normal", "DraftLengthChanged")
+
+
+def test_a_schedule_about_to_be_written_is_no_warning():
+    needed = decision(draft_reason=DecisionReason.SCHEDULE_NEEDED, draft_target=3)
+    assert [event for event in events(steady(decision=needed)) if event.type == "Warning"] == []
 
 
 def test_metrics_lost_is_a_warning_once_and_their_return_is_normal():

@@ -43,7 +43,7 @@ def of_tick(facts: TickFacts, conditions: Sequence[Mapping[str, Any]]) -> list[E
         _event(NORMAL, _reason_of(item), item.summary, f"{item.summary}: {item.message}", item.summary)
         for item in facts.done
     ]
-    return done + _advice(facts) + _draft_moves(facts) + _turned(facts, conditions)
+    return done + _advice(facts) + _turned(facts, conditions)
 
 
 def _event(kind: str, reason: str, action: str, note: str, dedupe: str) -> Event:
@@ -67,27 +67,13 @@ def _advice(facts: TickFacts) -> list[Event]:
     return [_event(NORMAL, Reason.DECIDED, "Advise", note, shown["action"])]
 
 
-def _draft_moves(facts: TickFacts) -> list[Event]:
-    """The engine's own schedule moved the draft length: nobody patched anything, and that is worth a line."""
-    before = facts.previous.get("fleet")
-    if facts.decision is None or facts.snapshot is None or not isinstance(before, Mapping):
-        return []
-    draft, old = facts.decision.draft, before.get("draftTokens")
-    if draft.reason is not DecisionReason.ENGINE_FOLLOWS_SCHEDULE or facts.snapshot.rollout_in_progress:
-        return []
-    if old is None or draft.current is None or old == str(draft.current):
-        return []
-    note = f"the engine moved its draft length {old} -> {draft.current} by its schedule: {draft.message}"
-    return [_event(NORMAL, Reason.DRAFT_LENGTH_CHANGED, "Observe", note, f"{old}->{draft.current}")]
-
-
 def _turned(facts: TickFacts, conditions: Sequence[Mapping[str, Any]]) -> list[Event]:
     """Conditions that turned. Becoming good for the first time is no news."""
     before = {item["type"]: item for item in facts.previous.get("conditions") or []}
     events = []
     for condition in conditions:
         name, status = str(condition["type"]), condition["status"]
-        if name not in TOLD or status == "Unknown":
+        if name not in TOLD or status == "Unknown" or condition["reason"] == DecisionReason.SCHEDULE_NEEDED:
             continue
         old = before.get(name)
         if old is not None and (old["status"], old["reason"]) == (status, condition["reason"]):
