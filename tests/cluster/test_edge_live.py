@@ -179,7 +179,8 @@ async def test_mounted_config_map_files(plane: ControlPlane, namespace: str, cli
         },
         manifest,
     )
-    workloads = Workloads(client, Kinds(client, SystemClock()))
+    now = 1000.0
+    workloads = Workloads(client, Kinds(client, SystemClock()), lambda: now)
     workload = await workloads.read(namespace, ref())
     assert await workloads.files(workload, "server") == {
         "/etc/whole/a.json": "{}",
@@ -188,6 +189,12 @@ async def test_mounted_config_map_files(plane: ControlPlane, namespace: str, cli
         "/etc/one.json": "{}",
     }
     assert await workloads.files(workload, "router") == {}
+    change = {"data": {"a.json": "[]"}}
+    path = f"/api/v1/namespaces/{namespace}/configmaps/settings"
+    plane.request("PATCH", path, change, content_type="application/merge-patch+json")
+    assert (await workloads.files(workload, "server"))["/etc/one.json"] == "{}"
+    now += 16.0
+    assert (await workloads.files(workload, "server"))["/etc/one.json"] == "[]"
 
 
 async def test_revisions_of_both_kinds_say_which_pods_are_new(

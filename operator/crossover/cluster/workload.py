@@ -5,7 +5,9 @@ One GET for Deployments and StatefulSets (their selector stands in the spec); on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from crossover.api.faults import NotFound
@@ -17,6 +19,8 @@ from crossover.cluster.scale import Scale, read_scale
 
 DEPLOYMENT, STATEFUL_SET = "Deployment", "StatefulSet"
 REVISION = "deployment.kubernetes.io/revision"
+MUTABLE_SECONDS, IMMUTABLE_SECONDS = 15.0, 600.0
+REMEMBERED = 1024
 
 PRODUCTS = {
     "serving.kserve.io": "KServe",
@@ -34,8 +38,9 @@ PRODUCTS = {
 class Workloads:
     """Reads of scale targets. Everything here raises `ClusterError`; `read` also `KindError`."""
 
-    def __init__(self, client: Client, kinds: Kinds) -> None:
-        self._client, self._kinds = client, kinds
+    def __init__(self, client: Client, kinds: Kinds, now: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._kinds, self._now = client, kinds, now
+        self._config_maps: OrderedDict[tuple[str, str], tuple[float, Mapping[str, str]]] = OrderedDict()
 
     async def read(self, namespace: str, ref: TargetRef) -> Workload:
         """One consistent look at the target. Raises `NotFound` when there is no such object."""
@@ -74,11 +79,23 @@ class Workloads:
         return files
 
     async def _config_map(self, namespace: str, name: str) -> Mapping[str, str]:
+        """Its text keys. An immutable one (all of ours are) is asked for once in ten minutes, others every 15 s."""
+        key = (namespace, name)
+        good_until, data = self._config_maps.get(key, (0.0, {}))
+        if self._now() < good_until:
+            return data
         try:
             body = await self._client.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
         except NotFound:
+            self._config_maps.pop(key, None)
             return {}
-        return body.get("data") or {}
+        data = body.get("data") or {}
+        keep = IMMUTABLE_SECONDS if body.get("immutable") else MUTABLE_SECONDS
+        self._config_maps[key] = (self._now() + keep, data)
+        self._config_maps.move_to_end(key)
+        while len(self._config_maps) > REMEMBERED:
+            self._config_maps.popitem(last=False)
+        return data
 
 
 def is_native(ref: TargetRef) -> bool:
