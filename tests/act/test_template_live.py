@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +150,32 @@ async def test_user_who_applies_again_wins_and_is_edited_again(fleet: Fleet, how
     assert fleet.container()["args"] == [arg for arg in [*ARGS, "--log-level=debug"] if "speculative" not in arg]
     assert await fleet.edit(ON)
     assert sorted(fleet.container()["args"]) == sorted([*ARGS, "--log-level=debug"])
+
+
+async def test_helm_upgrade_conflicts_by_name_and_wins_by_force(fleet: Fleet, tmp_path: Path) -> None:
+    """Helm 4 applies server-side: even an upgrade that changes nothing conflicts; docs/field-ownership.md says so."""
+    chart = tmp_path / "model"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: model\nversion: 0.1.0\n")
+
+    def upgrade(args: list[str], *flags: str) -> str:
+        manifest = deployment(fleet.namespace, args=args)
+        del manifest["spec"]["replicas"]
+        (chart / "templates" / "model.yaml").write_text(json.dumps(manifest))
+        helm = [str(fleet.plane.assets / "helm"), f"--kubeconfig={fleet.plane.kubeconfig}"]
+        command = [*helm, "upgrade", "--install", "model", str(chart), f"--namespace={fleet.namespace}", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return "" if done.returncode == 0 else done.stderr
+
+    assert upgrade(ARGS) == ""
+    assert await fleet.edit(OFF)
+    refused = upgrade(ARGS)
+    assert "crossover.dev" in refused
+    assert 'containers[name="server"].args' in refused.replace("\\", "")
+    assert upgrade([*ARGS, "--log-level=debug"], "--force-conflicts") == ""
+    assert fleet.container()["args"] == [*ARGS, "--log-level=debug"]
+    assert await fleet.edit(OFF)
+    assert fleet.container()["args"] == [arg for arg in [*ARGS, "--log-level=debug"] if "speculative" not in arg]
 
 
 async def test_somebody_changed_the_object_since_it_was_read(fleet: Fleet) -> None:
