@@ -64,19 +64,20 @@ class Scraper:
                 raise Unusable(ScrapeFault.UNREACHABLE, type(error).__name__) from None
 
     async def first_group(self, address: str, port: int, groups: Sequence[Sequence[str]]) -> list[Answer]:
-        """The answers of the first group whose first path answers 200; the last group's answers when none does.
+        """The answers of the first group whose first path answers 200.
 
-        The other paths of a group are a bonus: when one of them fails it is left out. Raises Unusable when the pod
-        does not answer at all; asking the next path would only take as long again.
+        The other paths of a group are a bonus: when one of them fails it is left out. When no group answers, the answer
+        that says most: an error status before a path that does not exist. Raises Unusable when the pod does not answer
+        at all; asking the next path would only take as long again.
         """
-        answers: list[Answer] = []
+        heads: list[Answer] = []
         for first, *others in groups:
             head = await self.fetch(address, port, first)
-            answers = [head]
             if head.status == 200:
                 more = await asyncio.gather(*(self._bonus(address, port, path) for path in others))
                 return [head, *(answer for answer in more if answer is not None)]
-        return answers
+            heads.append(head)
+        return sorted(heads, key=lambda answer: answer.status == 404)[:1]
 
     async def _bonus(self, address: str, port: int, path: str) -> Answer | None:
         try:
