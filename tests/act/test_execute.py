@@ -120,7 +120,7 @@ async def test_endless_conflicts_end() -> None:
 
     (fault,) = (await execute(hands, namespace="demo", template=TEMPLATE, replan=replan)).faults
     assert fault.code == "Conflict"
-    assert hands.calls.count("apply /llama") == 3
+    assert hands.calls.count("apply /llama") == 6
 
 
 async def test_cleanup_waits_when_a_template_was_written() -> None:

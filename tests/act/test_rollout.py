@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crossover.act.rollout import DEADLINE_SECONDS, RolloutState, StuckReason, judge
+from crossover.act.rollout import RolloutState, StuckReason, judge
 from crossover.api.fleet import PodFacts, PodPhase
 from crossover.api.workload import Revision, Workload
 from tests.act.workloads import NOW, progressing, stateful_set, workload
@@ -76,17 +76,48 @@ def test_which_new_pods_make_it_stuck(facts: dict[str, Any], stuck: StuckReason 
         assert "new-1" in seen.summary
 
 
-def test_the_deployments_own_deadline_tells_no_room_from_slow() -> None:
+@pytest.mark.parametrize(
+    ("startup_seconds", "age", "stuck"),
+    [
+        (None, 1799, None),
+        (None, 1801, StuckReason.DEADLINE_EXCEEDED),
+        (60.0, 599, None),
+        (60.0, 601, StuckReason.DEADLINE_EXCEEDED),
+        (900.0, 2699, None),
+        (900.0, 2701, StuckReason.DEADLINE_EXCEEDED),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_a_model_that_loads_slower_than_the_default_deadline_is_not_stuck(
+    kind: str, startup_seconds: float | None, age: float, stuck: StuckReason | None
+) -> None:
+    """600 s is Kubernetes' default progress deadline; a StatefulSet has none."""
+    facts: dict[str, Any] = {"replicas": 4, "updated_replicas": 1}
+    if kind == "Deployment":
+        late = workload(conditions=progressing("ProgressDeadlineExceeded"), **facts)
+    else:
+        late = workload(stateful_set(), revision="new", **facts)
+    new = pod("new-1", "new", STARTING, created_at_seconds=NOW - age)
+    assert judge(late, REVISIONS, [new], NOW, startup_seconds=startup_seconds).stuck is stuck
+
+
+def test_a_deployment_that_says_it_progresses_is_believed() -> None:
+    new = pod("new-1", "new", STARTING, created_at_seconds=NOW - 9999)
+    going = rolling(conditions=progressing("ReplicaSetUpdated"))
+    assert judge(going, REVISIONS, [new], NOW).state is RolloutState.IN_PROGRESS
+
+
+def test_no_room_is_told_from_slow() -> None:
     late = rolling(conditions=progressing("ProgressDeadlineExceeded"))
-    slow = judge(late, REVISIONS, [pod("new-1", "new", STARTING)], NOW)
-    assert slow.stuck is StuckReason.DEADLINE_EXCEEDED
     homeless = judge(late, REVISIONS, [pod("new-1", "new", STARTING, unschedulable=True)], NOW)
     assert homeless.stuck is StuckReason.NO_ROOM
+    assert judge(late, REVISIONS, [pod("old-1", "old")], NOW).stuck is StuckReason.NO_ROOM
 
 
-def test_a_kind_without_a_deadline_gets_ours() -> None:
-    sts = workload(stateful_set(), replicas=3, updated_replicas=1, revision="new")
-    young = pod("new-1", "new", STARTING, created_at_seconds=NOW - DEADLINE_SECONDS + 1)
-    assert judge(sts, REVISIONS, [young], NOW).state is RolloutState.IN_PROGRESS
-    old = replace(young, created_at_seconds=NOW - DEADLINE_SECONDS - 1)
-    assert judge(sts, REVISIONS, [old], NOW).stuck is StuckReason.DEADLINE_EXCEEDED
+def test_a_stateful_set_that_waits_for_a_pod_of_older_settings_names_it() -> None:
+    facts = workload(stateful_set(), replicas=3, updated_replicas=2, revision="new")
+    broken = pod("llama-2", "old", STARTING, restarts=4)
+    seen = judge(facts, REVISIONS, [pod("llama-0", "new"), broken], NOW)
+    assert seen.stuck is StuckReason.PODS_CRASH
+    assert "llama-2" in seen.summary
+    assert "delete it" in seen.summary

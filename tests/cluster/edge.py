@@ -57,6 +57,7 @@ def deployment(
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
+                    "nodeName": "elsewhere",  # no kubelet starts these
                     "containers": [
                         {
                             "name": "server",

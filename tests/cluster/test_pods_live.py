@@ -25,7 +25,10 @@ async def client(plane: ControlPlane) -> AsyncIterator[Client]:
 def pod(name: str, **labels: str) -> dict[str, object]:
     return {
         "metadata": {"name": name, "labels": labels},
-        "spec": {"containers": [{"name": "server", "image": "none", "ports": [{"containerPort": 30000}]}]},
+        "spec": {
+            "nodeName": "elsewhere",
+            "containers": [{"name": "server", "image": "none", "ports": [{"containerPort": 30000}]}],
+        },
     }
 
 

@@ -75,7 +75,8 @@ Cleanup = tuple[TemplatePatch, tuple[str, ...]]
 Replan = Callable[[], Awaitable[TemplatePatch | None]]
 """Reads the workload again and plans again; may raise `ClusterError` and `Refusal`."""
 
-CONFLICT_RETRIES = 2
+CONFLICT_RETRIES = 5
+"""While pods come and go, a Deployment's status is written many times a second."""
 
 
 async def execute(

@@ -13,8 +13,11 @@ CRASHES = 2
 """Restarts of a pod that has not been ready: one may be a start-up race, two are a server that cannot start."""
 WAITING_SECONDS = 60.0
 """An image or configuration error of this age is not going away by itself."""
-DEADLINE_SECONDS = 1800.0
-"""For kinds without a progress deadline: a new pod not ready after this time is stuck."""
+STARTUPS = 3.0
+SHORTEST_DEADLINE_SECONDS = 600.0
+UNKNOWN_STARTUP_SECONDS = 600.0
+"""A new pod that runs and is not ready is late after three times what this fleet's pods took, never before ten minutes.
+Large models load for longer than a Deployment's default progress deadline: alone that one proves nothing."""
 
 CANNOT_START = frozenset(
     {
@@ -54,8 +57,16 @@ class Rollout:
     old_pods: int = 0
 
 
-def judge(workload: Workload, revisions: Sequence[Revision], pods: Sequence[PodFacts], now_seconds: float) -> Rollout:
-    """``revisions`` as `cluster.Workloads.revisions` gives them, ``pods`` all pods of the workload's selector."""
+def judge(
+    workload: Workload,
+    revisions: Sequence[Revision],
+    pods: Sequence[PodFacts],
+    now_seconds: float,
+    *,
+    startup_seconds: float | None = None,
+) -> Rollout:
+    """``revisions`` as `cluster.Workloads.revisions` gives them, ``pods`` all pods of the workload's selector,
+    ``startup_seconds`` from creation to ready, as this fleet's pods usually take; None = not known yet."""
     if not workload.rollout_in_progress:
         return Rollout(RolloutState.NONE, "every pod has the newest settings")
     newest = next((revision.template_hash for revision in revisions if workload.is_current(revision)), None)
@@ -67,7 +78,9 @@ def judge(workload: Workload, revisions: Sequence[Revision], pods: Sequence[PodF
     ready = sum(pod.phase is PodPhase.READY for pod in new)
     left_behind = [pod for pod in staying if pod.template_hash != newest]
     old = len(left_behind)
-    stuck = _stuck(workload, new, now_seconds) or _waited_for(workload, left_behind, now_seconds)
+    usual = UNKNOWN_STARTUP_SECONDS if startup_seconds is None else startup_seconds
+    patience_seconds = max(SHORTEST_DEADLINE_SECONDS, STARTUPS * usual)
+    stuck = _stuck(workload, new, now_seconds, patience_seconds) or _waited_for(workload, left_behind, now_seconds)
     if stuck is not None:
         return Rollout(RolloutState.STUCK, stuck[1], stuck[0], len(new), ready, old)
     total = workload.desired_replicas if workload.desired_replicas is not None else len(new) + old
@@ -101,25 +114,24 @@ def _waited_for(
     return None
 
 
-def _stuck(workload: Workload, new: Sequence[PodFacts], now_seconds: float) -> tuple[StuckReason, str] | None:
+def _stuck(
+    workload: Workload, new: Sequence[PodFacts], now_seconds: float, patience_seconds: float
+) -> tuple[StuckReason, str] | None:
     for pod in new:
         reason = _cannot_start(pod, now_seconds)
         if reason is StuckReason.PODS_CRASH:
             return reason, f"new pod {pod.name} does not start: its server ended {pod.restarts} times"
         if reason is not None:
             return reason, f"new pod {pod.name} cannot start: {pod.waiting_reason}"
-    waiting = [pod for pod in new if pod.phase is PodPhase.PENDING]
     progressing = workload.condition("Progressing")
     exceeded = progressing is not None and progressing.reason == "ProgressDeadlineExceeded"
-    late = [
-        pod
-        for pod in waiting
-        if exceeded or (progressing is None and now_seconds - pod.created_at_seconds > DEADLINE_SECONDS)
-    ]
-    for pod in late:
-        if pod.unschedulable:
+    if exceeded and not new:
+        return StuckReason.NO_ROOM, "no new pod can be created: a quota or an admission rule may be in the way"
+    for pod in new:
+        age = now_seconds - pod.created_at_seconds
+        is_late = age >= patience_seconds and (exceeded or progressing is None)
+        if pod.unschedulable and (exceeded or is_late):
             return StuckReason.NO_ROOM, f"no node has room for new pod {pod.name}"
-    if exceeded or late:
-        which = f"new pod {late[0].name} is" if late else "new pods are"
-        return StuckReason.DEADLINE_EXCEEDED, f"{which} not ready within the progress deadline"
+        if pod.phase is PodPhase.PENDING and is_late:
+            return StuckReason.DEADLINE_EXCEEDED, f"new pod {pod.name} is not ready after {age / 60:.0f} min"
     return None

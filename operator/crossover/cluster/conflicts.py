@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,16 +42,18 @@ class Rivals:
     def __init__(self, client: Client, kinds: Kinds, clock: Clock) -> None:
         self._client, self._kinds, self._clock = client, kinds, clock
         self._known: dict[str, tuple[float, tuple[_Claim, ...]]] = {}
+        self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def on(self, namespace: str, ref: TargetRef) -> tuple[Rival, ...]:
         """Every HPA and ScaledObject that scales ``ref``. An HPA that KEDA made is told as its ScaledObject.
 
         Raises `ClusterError`, but not where KEDA's objects may not be read: then its HPA is what is seen.
         """
-        known = self._known.get(namespace)
-        if known is None or self._clock.now() - known[0] >= REMEMBER_SECONDS:
-            known = (self._clock.now(), tuple(await self._read(namespace)))
-            self._known[namespace] = known
+        async with self._reading[namespace]:  # a hundred fleets whose memory ends together read once
+            known = self._known.get(namespace)
+            if known is None or self._clock.now() - known[0] >= REMEMBER_SECONDS:
+                known = (self._clock.now(), tuple(await self._read(namespace)))
+                self._known[namespace] = known
         return tuple(claim.rival for claim in known[1] if claim.is_on(ref))
 
     async def _read(self, namespace: str) -> list[_Claim]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +72,7 @@ class Kinds:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client, self._clock = client, clock
         self._known: dict[str, tuple[float, _Resources]] = {}
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def scalable(self, api_version: str, kind: str) -> Kind:
         """A kind with a scale subresource. Raises `KindError`, `ClusterError`."""
@@ -92,6 +95,10 @@ class Kinds:
         return bool((await self._resources(api_version)).resources)
 
     async def _resources(self, api_version: str) -> _Resources:
+        async with self._asking[api_version]:
+            return await self._remembered(api_version)
+
+    async def _remembered(self, api_version: str) -> _Resources:
         known = self._known.get(api_version)
         if known is not None and self._clock.now() - known[0] < REMEMBER_SECONDS:
             return known[1]

@@ -43,11 +43,14 @@ class Hands:
     def __init__(self, writer: Writer, workloads: Workloads) -> None:
         self._writer, self._workloads = writer, workloads
 
-    async def rollout(self, workload: Workload, pods: tuple[PodFacts, ...], now_seconds: float) -> Rollout | None:
+    async def rollout(
+        self, workload: Workload, pods: tuple[PodFacts, ...], now_seconds: float, startup_seconds: float | None
+    ) -> Rollout | None:
         """The rollout that is under way; None = none."""
         if not workload.rollout_in_progress:
             return None
-        return judge(workload, await self._workloads.revisions(workload), pods, now_seconds)
+        revisions = await self._workloads.revisions(workload)
+        return judge(workload, revisions, pods, now_seconds, startup_seconds=startup_seconds)
 
     async def undo(self, workload: Workload, rollout: Rollout, now_seconds: float) -> Plan:
         """What takes a stuck rollout of ours back; empty when it is not ours."""

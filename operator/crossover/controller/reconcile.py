@@ -103,7 +103,8 @@ class Reconciler:
             return facts
         # act, on a target as fresh as the decision
         try:
-            rollout = await self._parts.hands.rollout(found.workload, pods, facts.at_seconds)
+            startup = facts.snapshot.startup_seconds if facts.snapshot is not None else None
+            rollout = await self._parts.hands.rollout(found.workload, pods, facts.at_seconds, startup)
         except ClusterError:
             rollout = None
         facts = self._follow_rollout(fleet, facts, rollout)
