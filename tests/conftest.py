@@ -1,3 +1,3 @@
 """Shared by all tests."""
 
-pytest_plugins = ["tests.api_server.fixtures"]
+pytest_plugins = ["tests.api_server.fixtures", "tests.api_server.rig"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class ScriptedEngines:
 
     def __init__(self) -> None:
         self.scripts: dict[tuple[str, str], Script] = {}
+        self.refuse_without_speculation: set[tuple[str, str]] = set()
+        """Apps whose servers crash at start when they are started without speculation."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-engines", daemon=True)
         self._thread.start()
@@ -67,6 +70,9 @@ class ScriptedEngines:
             return emulated(pod, container, address, root)
         script = self.script(pod["metadata"]["namespace"], pod["metadata"]["labels"]["app"])
         command = [*container.get("command", ()), *container.get("args", ())]
+        key = (pod["metadata"]["namespace"], pod["metadata"]["labels"]["app"])
+        if key in self.refuse_without_speculation and not any("speculative" in word for word in command):
+            return Launch([sys.executable, "-c", "raise SystemExit(1)"], {})
         asyncio.run_coroutine_threadsafe(self._serve(address, script, command), self._loop).result(10)
         return Launch(None, {})
 

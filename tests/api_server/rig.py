@@ -4,6 +4,7 @@ One control plane for all tests of a worker; each test has its own namespace.
 """
 
 import pytest
+
 from tests.api_server import ControlPlane
 from tests.api_server.kubelet import Kubelet
 from tests.api_server.operator import Fleets, Operator, install_chart
