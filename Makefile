@@ -23,7 +23,7 @@ assets:  ## etcd, kube-apiserver, kube-controller-manager, kubectl, helm: built 
 	@$(PYTHON) hack/assets.py >/dev/null
 
 test: setup assets  ## all tests, against a real kube-apiserver
-	@echo "test: the whole suite on 2 workers (about 5 minutes)"
+	@echo "test: the whole suite on 2 workers (about 6 minutes)"
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: setup  ## ruff, mypy --strict, import-linter, generated files
@@ -48,7 +48,7 @@ docs: setup  ## regenerate the reference pages from the models
 	@echo "docs: docs/README.md is the start page"
 
 crds: setup  ## regenerate crds/ and the chart's copies from the models
-	@$(BIN)/crossover crds --dir crds
+	@$(BIN)/crossover crds --dir crds --chart charts/crossover/templates
 
 lock: setup  ## recompile both lock files from pyproject.toml
 	@$(BIN)/pip-compile --quiet --no-emit-index-url --no-emit-find-links --no-header --generate-hashes --allow-unsafe --extra analysis --group dev -o requirements-dev.lock pyproject.toml

@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from crossover.api.crd import custom_resource_definitions
+from crossover.api.reference import reference_pages
 
 app = typer.Typer()
 
@@ -31,15 +32,13 @@ def crds(
     if check:
         _check()
         return
-    for name, text in rendered().items():
-        if directory is None:
-            typer.echo(text, nl=False)
-        else:
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_text(text)
-    if chart is not None:
-        for name, text in chart_templates().items():
-            (chart / name).write_text(text)
+    if directory is None and chart is None and docs is None:
+        typer.echo("---\n".join(rendered().values()), nl=False)
+    for folder, files in ((directory, rendered()), (chart, chart_templates()), (docs, reference_pages())):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (folder / name).write_text(text)
 
 
 def rendered() -> dict[str, str]:
@@ -64,9 +63,10 @@ def _dump(document: dict[str, Any]) -> str:
 def _check() -> None:
     wanted = {Path("crds") / name: text for name, text in rendered().items()}
     wanted |= {Path("charts/crossover/templates") / name: text for name, text in chart_templates().items()}
+    wanted |= {Path("docs/reference") / name: text for name, text in reference_pages().items()}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
-        typer.echo(f"{path} differs from the models: run make crds", err=True)
+        typer.echo(f"{path} differs from the models: run make crds docs", err=True)
     if stale:
         raise typer.Exit(1)
-    typer.echo("crds: crds/ and the chart agree with the models")
+    typer.echo("crds: crds/, the chart and docs/reference agree with the models")
