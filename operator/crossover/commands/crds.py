@@ -24,6 +24,7 @@ CHART_HEAD = (
 def crds(
     directory: Annotated[Path | None, typer.Option("--dir", help="Write the files into this folder.")] = None,
     chart: Annotated[Path | None, typer.Option("--chart", help="Also write the chart's templates here.")] = None,
+    docs: Annotated[Path | None, typer.Option("--docs", help="Write the reference pages into this folder.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Exit 1 when crds/ or the chart differ from the models.")
     ] = False,
