@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +279,8 @@ def test_of_two_model_autoscalers_the_older_keeps_the_target() -> None:
     elsewhere = Claimant("elsewhere", "2025-01-01T00:00:00Z", "c", ref("other"))
     assert holder([young, old, elsewhere], ref()) == "old"
     assert holder([old, twin], ref()) == "twin"
+    assert holder([replace(old, holds_it=True), twin], ref()) == "old"
+    assert holder([replace(young, holds_it=True), old], ref()) == "old"
     assert holder([elsewhere], ref()) is None
 
 

@@ -95,11 +95,15 @@ class Claimant:
     """`metadata.creationTimestamp`."""
     uid: str
     ref: TargetRef
+    holds_it: bool = False
+    """Its status says that it has the target. Creation times are whole seconds: of two made in the same one, the one that
+    has been acting goes on, also in the next operator process."""
 
 
 def holder(claimants: Iterable[Claimant], ref: TargetRef) -> str | None:
-    """Of the ModelAutoscalers of one namespace, the one that keeps ``ref``: the oldest; same second, smaller uid."""
+    """Of the ModelAutoscalers of one namespace, the one that keeps ``ref``: the oldest; of the same second the one that
+    has it already, then the smaller uid."""
     on_it = [
         item for item in claimants if (item.ref.group, item.ref.kind, item.ref.name) == (ref.group, ref.kind, ref.name)
     ]
-    return min(on_it, key=lambda item: (item.created, item.uid)).name if on_it else None
+    return min(on_it, key=lambda item: (item.created, not item.holds_it, item.uid)).name if on_it else None

@@ -85,7 +85,13 @@ class Fleets:
         """Everybody in the namespace who wants to scale something."""
         for fleet in self.in_namespace(namespace):
             meta = fleet.body["metadata"]
-            yield Claimant(meta["name"], meta.get("creationTimestamp", ""), meta["uid"], target_ref(fleet.body))
+            created = meta.get("creationTimestamp", "")
+            yield Claimant(meta["name"], created, meta["uid"], target_ref(fleet.body), _holds_target(fleet.status))
+
+
+def _holds_target(status: Mapping[str, Any]) -> bool:
+    conditions = status.get("conditions") or []
+    return any(item.get("type") == "TargetResolved" and item.get("status") == "True" for item in conditions)
 
 
 def _draft(status: Mapping[str, Any]) -> int | None:
