@@ -51,12 +51,15 @@ class ScriptedEngines:
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-engines", daemon=True)
         self._thread.start()
         self._runners: list[web.AppRunner] = []
-        self._hanging: set[asyncio.Task[Any]] = set()
 
     def close(self) -> None:
         async def stop() -> None:
             for runner in self._runners:
                 await runner.cleanup()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(stop(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
