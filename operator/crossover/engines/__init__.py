@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from crossover.api.fleet import EngineType
 from crossover.engines.contract import Answer, Engine
 from crossover.engines.sglang import ENGINE as SGLANG
+from crossover.engines.vllm import ENGINE as VLLM
 
-ENGINES: dict[EngineType, Engine] = {EngineType.SGLANG: SGLANG}
+ENGINES: dict[EngineType, Engine] = {EngineType.SGLANG: SGLANG, EngineType.VLLM: VLLM}
 """Every engine that can be measured and changed."""
 
 

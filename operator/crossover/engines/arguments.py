@@ -165,7 +165,7 @@ def _normal(name: str) -> str:
 
 
 def _same(name: str, flag: Flag) -> bool:
-    return _normal(name) in flag.names
+    return _normal(name) in map(_normal, flag.names)
 
 
 def _length(words: Sequence[str], position: int, flags: Sequence[Flag]) -> int:
