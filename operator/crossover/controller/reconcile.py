@@ -74,9 +74,18 @@ class Reconciler:
             await self._parts.reporter.report(key, fleet, self._invalid(fleet, error))
             return INVALID_SECONDS
         watch = self._parts.pods.use(key, key[0])
-        if not watch.synced:
+        if not watch.synced and watch.fault is None:
             return SYNC_SECONDS
         facts = self._facts(fleet, spec)
+        if not watch.synced:
+            blind = Problem(
+                ConditionType.METRICS_AVAILABLE,
+                Reason.CLUSTER_UNREACHABLE,
+                texts.pods_unwatched(key[0], str(watch.fault)),
+                transient=True,
+            )
+            await self._parts.reporter.report(key, fleet, replace(facts, problems=(blind,)))
+            return float(spec.metrics.interval_seconds)
         claimed = self._claimed(key, fleet)
         if claimed is not None:
             await self._parts.reporter.report(key, fleet, replace(facts, problems=(claimed,)))

@@ -101,6 +101,11 @@ def target_not_found(kind: str, name: str) -> str:
     )
 
 
+def pods_unwatched(namespace: str, fault: str) -> str:
+    """``fault``: a `ClusterError`'s own text."""
+    return f"the pods of namespace {namespace} cannot be watched ({fault}): grant the operator list and watch on pods there, or see its log; the fleet stays as it is"
+
+
 def no_scale_subresource(kind: str) -> str:
     return f"{kind} has no scale subresource: name a kind that has one (Deployment, StatefulSet, LeaderWorkerSet) in spec.scaleTargetRef"
 
