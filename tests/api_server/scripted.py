@@ -50,11 +50,11 @@ class ScriptedEngines:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-engines", daemon=True)
         self._thread.start()
-        self._runners: list[web.AppRunner] = []
+        self._runners: dict[str, web.AppRunner] = {}
 
     def close(self) -> None:
         async def stop() -> None:
-            for runner in self._runners:
+            for runner in self._runners.values():
                 await runner.cleanup()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
@@ -84,10 +84,13 @@ class ScriptedEngines:
         engine = _Engine(script, command)
         for path in ("/v1/loads", "/metrics", "/server_info", "/get_server_info", "/ready", "/health"):
             app.router.add_get(path, engine.answer)
+        before = self._runners.pop(address, None)
+        if before is not None:  # a later kubelet may hand out an address again
+            await before.cleanup()
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, address, PORT).start()
-        self._runners.append(runner)
+        self._runners[address] = runner
 
 
 class _Engine:

@@ -169,6 +169,12 @@ def test_another_draft_length_keeps_steps_and_tokens_consistent():
     assert parse(["-m", "sglang.launch_server", *ngram.args], (0, 5, 23), ROOT).draft_tokens == 4
 
 
+def test_a_fixed_draft_length_ends_the_schedule():
+    scheduled = container(*BASE, *EAGLE, "--speculative-adaptive", "--speculative-adaptive-config=/x.json")
+    done = change(scheduled, WantedSpeculation(True, draft_tokens=5))
+    assert not [word for word in done.args if "adaptive" in word]
+
+
 def test_a_tree_draft_is_not_resized():
     tree = container(*BASE, "--speculative-algorithm=EAGLE", "--speculative-num-steps=3", "--speculative-eagle-topk=4")
     with pytest.raises(Refusal) as refused:

@@ -141,7 +141,7 @@ class Reconciler:
         workload = found.workload
         assert workload is not None
         if scrape:
-            target = Target(spec.engine.type or fleet.engine, spec.engine.port, found.container)
+            target = Target(spec.engine.type or fleet.engine, spec.engine.port, found.container, found.files)
             seen = await self._parts.observer.look("/".join(key), target, pods, facts.at_seconds)
         else:
             assert facts.snapshot is not None

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from crossover.api.fleet import EngineType
 from crossover.engines.contract import Answer, Engine
 from crossover.engines.sglang import ENGINE as SGLANG
+from crossover.engines.tensorrt_llm import ENGINE as TENSORRT_LLM
 from crossover.engines.vllm import ENGINE as VLLM
 
-ENGINES: dict[EngineType, Engine] = {EngineType.SGLANG: SGLANG, EngineType.VLLM: VLLM}
+ENGINES: dict[EngineType, Engine] = {
+    EngineType.SGLANG: SGLANG,
+    EngineType.VLLM: VLLM,
+    EngineType.TENSORRT_LLM: TENSORRT_LLM,
+}
 """Every engine that can be measured and changed."""
 
 

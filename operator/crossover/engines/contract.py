@@ -92,8 +92,12 @@ class Engine(Protocol):
     def read(self, answers: Sequence[Answer], now_seconds: float, previous: PodReading | None) -> PodReading:
         """One reading from one scrape. ``previous`` is the pod's last reading: it tells stale from steady."""
 
-    def capability(self, info: Answer | None, container: Mapping[str, Any] | None) -> Capability | None:
+    def capability(
+        self, info: Answer | None, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
+    ) -> Capability | None:
         """What this pod can do, from the server's own description first and its container spec second.
+
+        ``files``: path -> content of the ConfigMap files that the container mounts.
 
         None when neither says. The body of ``info`` may hold credentials: it must not leave this call.
         """

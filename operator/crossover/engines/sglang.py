@@ -173,7 +173,9 @@ class SGLang:
             self.type, version, METRICS, now_seconds, tuple(_with_latency(schedulers, exposition)), _once(traps)
         )
 
-    def capability(self, info: Answer | None, container: Mapping[str, Any] | None) -> Capability | None:
+    def capability(
+        self, info: Answer | None, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
+    ) -> Capability | None:
         described = _json(info.body) if info is not None and info.status == 200 else None
         if isinstance(described, dict) and "speculative_algorithm" in described:
             return _capability_of_server(described)

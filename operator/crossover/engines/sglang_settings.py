@@ -293,7 +293,7 @@ def edit(
         new_file = None if files.get(file.mount_path) == file.content else file
         return _edit(name, line, line_on, file=new_file)
     if wanted.draft_tokens is not None:
-        line_on = _with_draft_tokens(line_on, wanted.draft_tokens)
+        line_on = _with_draft_tokens(line_on.without(ADAPTIVE, ADAPTIVE_CONFIG), wanted.draft_tokens)
     return _edit(name, line, line_on)
 
 

@@ -116,7 +116,9 @@ class VLLM:
             return PodReading(self.type, None, METRICS, now_seconds, fault=ScrapeFault.INVALID_VALUES)
         return PodReading(self.type, None, METRICS, now_seconds, tuple(schedulers), tuple(dict.fromkeys(traps)))
 
-    def capability(self, info: Answer | None, container: Mapping[str, Any] | None) -> Capability | None:
+    def capability(
+        self, info: Answer | None, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
+    ) -> Capability | None:
         version = None
         if info is not None and info.status == 200:
             try:

@@ -51,6 +51,8 @@ class Target:
     """None = the engine's default, or the pod's only declared port."""
     container: Mapping[str, Any] | None = None
     """The container of the pod template: second source of the capability."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path -> content of the ConfigMap files it mounts."""
 
 
 class Observer:
@@ -129,7 +131,7 @@ class Observer:
             if answer.status == 200:
                 info = answer
                 break
-        told = engine.capability(info, target.container)
+        told = engine.capability(info, target.container, target.files)
         if told is not None:
             history.capability = told
         pause = CAPABILITY_SECONDS if info is not None else CAPABILITY_RETRY_SECONDS

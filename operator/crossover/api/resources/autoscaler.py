@@ -39,8 +39,8 @@ class ScaleTargetRef(Resource):
 class EngineSpec(Resource):
     """Which server runs in the pods and where it answers."""
 
-    type: Literal[EngineType.SGLANG, EngineType.VLLM] | None = Field(
-        None, description="SGLang or VLLM; left out, it is detected and shown in status."
+    type: EngineType | None = Field(
+        None, description="SGLang, VLLM or TensorRTLLM; left out, it is detected and shown."
     )
     container: Label | None = Field(None, description="Container of the server; left out, the first one.")
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(

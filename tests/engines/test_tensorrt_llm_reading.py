@@ -1,0 +1,233 @@
+"""TensorRT-LLM in all its servers: every fixture reads as its README says, every trap is a test by its name."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from crossover.api.fleet import ScrapeFault
+from crossover.engines import detect
+from crossover.engines.contract import Answer
+from crossover.engines.tensorrt_llm import ENGINE, PROMETHEUS
+
+METRICS = Path(__file__).parents[1] / "fixtures" / "metrics"
+
+
+def body(name):
+    found = [path for path in METRICS.glob(f"trtllm-{name}.*") if path.suffix in (".prom", ".json")]
+    return found[0].read_bytes()
+
+
+def read(*bodies, path=PROMETHEUS):
+    previous = None
+    for position, content in enumerate(bodies):
+        previous = ENGINE.read([Answer(path, 200, content)], 10.0 * position, previous)
+    return previous
+
+
+def traps(reading):
+    return {trap.code for trap in reading.traps}
+
+
+@pytest.mark.parametrize(
+    ("name", "running", "waiting", "limit", "kv"),
+    [
+        ("1.3-serve-b64-spec", 64, 0, 256, 0.2938),
+        ("1.3-serve-b64-nospec", 64, 0, 256, 0.2938),
+        ("1.3-serve-b192-sched0", 192, 0, 256, 0.8205),
+        ("1.3-serve-queueing", 247, 41, 256, None),
+        ("1.3-serve-queueing-hidden", 256, 0, 256, 0.9554),
+        ("1.3-serve-idle-fresh", 0, None, None, None),
+        ("1.3-serve-idle-stale", 0, 0, 256, 0.0128),
+        ("dynamo-1.6-b64-spec", 64, 0, 256, None),
+        ("dynamo-1.6-idle-nopublish", 0, None, None, 0.0),
+        ("nim-1.x-b64", 64, 0, 256, 0.294),
+        ("nim-1.x-idle", 0, 0, 256, None),
+        ("triton-classic-b64-spec", 64, 0, 512, 0.2938),
+        ("triton-classic-idle", 0, 0, 512, None),
+    ],
+)
+def test_every_fixture_reads_as_its_readme_says(name, running, waiting, limit, kv):
+    reading = read(body(name))
+    assert reading.fault is None
+    (scheduler,) = reading.schedulers
+    assert (scheduler.running_requests, scheduler.waiting_requests, scheduler.max_running_requests) == (
+        running,
+        waiting,
+        limit,
+    )
+    if kv is not None:
+        assert scheduler.kv_usage == pytest.approx(kv, abs=1e-4)
+
+
+@pytest.mark.parametrize("path", sorted(METRICS.glob("trtllm-*-serve-metrics-*.json")), ids=lambda path: path.stem)
+def test_the_newest_record_of_the_json_is_read(path):
+    records = json.loads(path.read_text())
+    (scheduler,) = read(path.read_bytes()).schedulers
+    if records:
+        last = records[-1]
+        assert scheduler.running_requests == last["numActiveRequests"]
+        assert scheduler.waiting_requests == last.get("numQueuedRequests")
+        assert scheduler.max_running_requests == last["maxNumActiveRequests"]
+
+
+def test_static_batch_limits_of_0_are_unknown_not_a_limit():
+    assert read(body("1.3-serve-b64-nospec")).schedulers[0].max_running_requests == 256
+    assert "StaticLimitsAreZero" in traps(read(body("1.3-serve-metrics-b64-spec")))
+
+
+def test_the_running_gauge_goes_stale_at_idle():
+    reading = read(body("1.3-serve-idle-stale"))
+    assert reading.schedulers[0].running_requests == 0
+    assert "IdleGaugesStale" in traps(reading)
+
+
+def without(content, *names):
+    for name in names:
+        content = re.sub(rf"(?m)^trtllm_{name}.*\n".encode(), b"", content)
+    return content
+
+
+def test_without_the_cheap_gauge_no_counter_moving_means_idle():
+    content = without(body("1.3-serve-idle-stale"), "scheduled_batch_size")
+    first = read(content)
+    assert first.schedulers[0].running_requests > 0
+    assert "GaugesMoveWhenRequestsEnd" in traps(first)
+    second = read(content, content)
+    assert second.schedulers[0].running_requests == 0
+    assert "IdleGaugesStale" in traps(second)
+
+
+def test_occupancy_falls_back_from_step_to_generation_to_running():
+    content = body("1.3-serve-b64-spec")
+    assert read(without(content, "scheduled_batch_size")).schedulers[0].running_requests == 64
+    last = without(content, "scheduled_batch_size", "num_generation_requests", "num_context_requests")
+    assert read(last).schedulers[0].running_requests == 64
+
+
+def test_tensor_parallel_ranks_repeat_the_batch():
+    assert "TensorParallelDuplicates" in traps(read(body("1.3-serve-b64-spec")))
+
+
+def test_a_full_server_that_shows_no_queue_says_that_the_gauge_under_reports():
+    assert "QueueUnderReports" in traps(read(body("1.3-serve-queueing-hidden")))
+    assert "QueueUnderReports" not in traps(read(body("1.3-serve-queueing")))
+
+
+def test_no_speculative_config_means_off():
+    (scheduler,) = read(body("1.3-serve-b64-nospec")).schedulers
+    assert (scheduler.draft_tokens, scheduler.acceptance_length) == (0.0, 1.0)
+
+
+def test_an_acceptance_length_of_0_is_off_by_schedule_not_a_bad_draft():
+    for name in ("1.3-serve-b192-sched0", "1.3-serve-metrics-b192-sched0"):
+        reading = read(body(name))
+        assert "DraftOffBySchedule" in traps(reading)
+        assert (reading.schedulers[0].draft_tokens, reading.schedulers[0].acceptance_length) == (0.0, 1.0)
+
+
+def test_config_info_does_not_follow_the_schedule():
+    assert "ConfigInfoDoesNotFollow" in traps(read(body("1.3-serve-b192-sched0")))
+
+
+def test_the_draft_length_comes_from_counters_over_two_readings():
+    now = body("1.3-serve-b64-spec")
+    (first,) = read(now).schedulers
+    assert first.draft_tokens is None
+    assert first.acceptance_length == pytest.approx(2.629032258)
+    drafted, accepted = first.draft_tokens_total, first.accepted_tokens_total
+    # 1,000 more requests drafted for, 3 tokens each, 1.629... accepted.
+    later = re.sub(rb"(?m)^(trtllm_spec_decode_num_draft_tokens_total{.*?}) .*$", rb"\1 %d" % (drafted + 3000), now)
+    later = re.sub(
+        rb"(?m)^(trtllm_spec_decode_num_accepted_tokens_total{.*?}) .*$", rb"\1 %f" % (accepted + 1629.032258), later
+    )
+    assert read(now, later).schedulers[0].draft_tokens == pytest.approx(3.0)
+
+
+def test_one_iteration_of_the_json_tells_draft_length_and_acceptance():
+    first = json.loads(body("1.3-serve-metrics-b64-spec"))[:1]
+    (scheduler,) = read(json.dumps(first).encode()).schedulers
+    assert scheduler.draft_tokens == 3.0
+    assert scheduler.acceptance_length == pytest.approx(1 + 101 / 62)
+
+
+def test_older_json_has_no_speculation_object():
+    (scheduler,) = read(body("1.2-serve-metrics-b64-nospec")).schedulers
+    assert scheduler.draft_tokens == 0.0
+
+
+def test_the_published_sample_is_read():
+    reading = read(body("1.0rc4-serve-metrics-trtbackend-published"))
+    assert reading.schedulers[0].running_requests is not None
+    assert reading.schedulers[0].waiting_requests is None
+
+
+def test_the_drained_json_says_that_it_steals_and_is_never_polled():
+    assert "DrainedJSON" in traps(read(body("1.3-serve-metrics-b64-spec")))
+    for group in ENGINE.load_paths(None):
+        if "/metrics" in group:
+            assert group[0] in ("/live", "/v2/health/live")
+
+
+def test_an_empty_list_is_unknown_not_zero():
+    reading = read(b"[]")
+    assert reading.schedulers[0].running_requests is None
+    assert "NoIterations" in traps(reading)
+
+
+def test_attention_data_parallel_ranks_are_schedulers_of_their_own():
+    (record,) = json.loads(body("1.2-serve-metrics-b64-nospec"))[:1]
+    rows = [{**record, "attentionDpRank": rank, "numActiveRequests": 10 + rank} for rank in range(4)]
+    for row in rows[1:]:
+        row.pop("numQueuedRequests", None)
+    reading = read(json.dumps(rows).encode())
+    assert [s.running_requests for s in reading.schedulers] == [10, 11, 12, 13]
+    assert [s.waiting_requests is None for s in reading.schedulers] == [False, True, True, True]
+
+
+def test_a_dynamo_worker_that_does_not_publish_knows_only_requests_in_flight():
+    reading = read(body("dynamo-1.6-idle-nopublish"))
+    assert "PublishMetricsOff" in traps(reading)
+    assert "--publish-metrics" in reading.schedulers[0].unknown["waiting_requests"]
+
+
+def test_tritons_llm_api_backend_has_no_sensor_and_that_is_said():
+    reading = read(body("triton-llmapi-b64-spec"), path="/metrics")
+    assert reading.fault is ScrapeFault.METRICS_OFF
+    assert "TritonLLMAPIHasNoSensor" in traps(reading)
+
+
+def test_versions_1_0_and_1_1_serve_no_batch():
+    content = (
+        b'request_success_total{engine_type="undefined",model_name="undefined"} 5\n'
+        b'request_queue_time_seconds_count{engine_type="undefined",model_name="undefined"} 5\n'
+    )
+    reading = read(content)
+    assert "NoBatchGauge" in traps(reading)
+    assert reading.schedulers[0].running_requests is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (Answer(PROMETHEUS, 404, b""), ScrapeFault.METRICS_OFF),
+        (Answer(PROMETHEUS, 503, b"starting"), ScrapeFault.HTTP_STATUS),
+        (Answer(PROMETHEUS, 200, b"<html>"), ScrapeFault.NOT_METRICS),
+        (Answer(PROMETHEUS, 200, b"other 1\n"), ScrapeFault.WRONG_ENGINE),
+    ],
+)
+def test_every_wrong_answer_has_its_fault(answer, fault):
+    assert ENGINE.read([answer], 0.0, None).fault is fault
+
+
+@pytest.mark.parametrize(
+    "name", ["1.3-serve-b64-spec", "nim-1.x-b64", "triton-classic-b64-spec", "dynamo-1.6-b64-spec"]
+)
+def test_it_is_told_from_other_engines(name):
+    assert detect([Answer("/metrics", 200, body(name))]) is ENGINE
+
+
+def test_other_engines_are_not_taken_for_it():
+    for path in [*METRICS.glob("vllm-*.prom"), *METRICS.glob("sglang-*.prom")]:
+        assert not ENGINE.recognises(Answer("/metrics", 200, path.read_bytes()))
