@@ -194,7 +194,7 @@ def test_any_points_give_curves_that_rise_and_do_not_depend_on_order(data):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_operating_point_is_the_least_batch_that_serves_the_demand(variant):
-    rates = Rates(EXACT, variant, Conditions(512.0))
+    rates = Rates.of(EXACT, variant, Conditions(512.0))
     length = acceptance_length(0.67, variant.draft_tokens)
     for demand in (50.0, 300.0, 900.0):
         truth, step = 0.02, 0.02
@@ -204,10 +204,10 @@ def test_the_operating_point_is_the_least_batch_that_serves_the_demand(variant):
 
 
 def test_capacity_respects_the_tpot_target_the_engine_and_the_kv_pool():
-    wide = Rates(EXACT, Variant(3), Conditions(512.0))
-    slow = Rates(EXACT, Variant(3), Conditions(512.0, tpot_seconds=0.030))
-    few = Rates(EXACT, Variant(3), Conditions(512.0, max_running_requests=16))
-    small = Rates(EXACT, Variant(3), Conditions(512.0, kv_capacity_tokens=512 * 20))
+    wide = Rates.of(EXACT, Variant(3), Conditions(512.0))
+    slow = Rates.of(EXACT, Variant(3), Conditions(512.0, tpot_seconds=0.030))
+    few = Rates.of(EXACT, Variant(3), Conditions(512.0, max_running_requests=16))
+    small = Rates.of(EXACT, Variant(3), Conditions(512.0, kv_capacity_tokens=512 * 20))
     at_target = slow.batch_at_tpot(0.030)
     assert slow.tpot(at_target) == pytest.approx(0.030)
     assert slow.capacity == pytest.approx(at_target / 0.030)
@@ -218,10 +218,10 @@ def test_capacity_respects_the_tpot_target_the_engine_and_the_kv_pool():
 
 
 def test_a_correction_and_a_live_acceptance_move_the_curve():
-    plain = Rates(EXACT, Variant(3), Conditions(512.0))
-    slower = Rates(EXACT, Variant(3), Conditions(512.0, correction={"draft-3": 1.2}))
-    shared = Rates(EXACT, Variant(3), Conditions(512.0, correction={"off": 1.2}))
-    better = Rates(EXACT, Variant(3), Conditions(512.0, lengths={Variant(3): 3.0}))
+    plain = Rates.of(EXACT, Variant(3), Conditions(512.0))
+    slower = Rates.of(EXACT, Variant(3), Conditions(512.0, correction={"draft-3": 1.2}))
+    shared = Rates.of(EXACT, Variant(3), Conditions(512.0, correction={"off": 1.2}))
+    better = Rates.of(EXACT, Variant(3), Conditions(512.0, lengths={Variant(3): 3.0}))
     assert slower.tpot(30) == pytest.approx(1.2 * plain.tpot(30))
     assert shared.tpot(30) == pytest.approx(slower.tpot(30)), "a variant that never ran shares what others learned"
     assert better.tpot(30) == pytest.approx(plain.tpot(30) * acceptance_length(0.67, 3) / 3.0)
@@ -231,7 +231,7 @@ def test_a_correction_and_a_live_acceptance_move_the_curve():
 def test_the_schedule_is_within_two_percent_of_the_best_draft_length_at_every_batch(name):
     profile = fit_profile(points(PRESETS[name]))
     variants = [variant for variant in profile.curves if not variant.off]
-    rates = {variant: Rates(profile, variant, Conditions(512.0)) for variant in variants}
+    rates = {variant: Rates.of(profile, variant, Conditions(512.0)) for variant in variants}
     schedule = best_schedule(rates)
     assert schedule[0][0] == 1
     assert len(schedule) <= 8

@@ -66,6 +66,14 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something the user should know beyond this tick's action: a drifted calibration, a threshold that cycles."""
+
+    reason: DecisionReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaDecision:
     """``target`` None = leave the replica count alone (unknown, frozen, someone else's)."""
 
@@ -147,6 +155,8 @@ class Decision:
     alternatives: tuple[Alternative, ...] = ()
     memory: Memory = field(default_factory=Memory)
     """What the next call must be given."""
+    notices: tuple[Notice, ...] = ()
+    """True for as long as they are in here; the first one matters most."""
 
     @property
     def changes_something(self) -> bool:

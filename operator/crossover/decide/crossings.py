@@ -66,22 +66,22 @@ class Crossover:
 def crossovers(profile: Profile, conditions: Conditions | None = None) -> tuple[Crossover, ...]:
     """Every draft length against every zero that was measured."""
     under = conditions or Conditions(profile.context_tokens)
-    rates = {variant: Rates(profile, variant, under) for variant in profile.curves}
+    rates = {variant: Rates.of(profile, variant, under) for variant in profile.measured}
     return tuple(
         between(profile, rates[variant], rates[zero])
-        for variant in profile.curves
+        for variant in rates
         if variant.draft_tokens
-        for zero in profile.curves
+        for zero in rates
         if not zero.draft_tokens
     )
 
 
 def between(profile: Profile, speculating: Rates, zero: Rates) -> Crossover:
-    low = max(speculating.curve.measured[0], zero.curve.measured[0])
-    high = min(speculating.curve.measured[1], zero.curve.measured[1])
+    low = max(speculating.measured[0], zero.measured[0])
+    high = min(speculating.measured[1], zero.measured[1])
     batches = [low, *(b for b in speculating.running if low < b < high), high] if low < high else [low]
     gains = [math.log(zero.tpot(b) / speculating.tpot(b)) for b in batches]
-    errors = [profile.gain_error(speculating.curve.variant, zero.curve.variant, b) for b in batches]
+    errors = [profile.gain_error(speculating.variant, zero.variant, b) for b in batches]
     found = [
         _crossing(batches, gains, errors, i)
         for i in range(len(batches) - 1)
@@ -91,8 +91,8 @@ def between(profile: Profile, speculating: Rates, zero: Rates) -> Crossover:
     one_sided = Verdict.ALWAYS_PAYS if gains[0] > 0 else Verdict.NEVER_PAYS
     verdict = Verdict.CROSSES if crossings else one_sided
     return Crossover(
-        speculating.curve.variant,
-        zero.curve.variant,
+        speculating.variant,
+        zero.variant,
         verdict,
         crossings,
         (low, high),

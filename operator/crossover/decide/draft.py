@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from crossover.api.decision import DecisionReason, DraftDecision, Lever, Memory
 from crossover.api.fleet import Capability, FleetSnapshot, PodPhase, SpeculationSettings
 from crossover.api.intent import SpeculationIntent, SpeculationPolicy
+from crossover.decide.demand import Demand
 from crossover.decide.guard import Hold, dwelling, frozen, unseen
 from crossover.decide.lever import choose_lever, full_length, zero_is_safe
 from crossover.decide.load import FleetLoad, limit_of
 from crossover.decide.memory import last_draft_change
+from crossover.decide.recognition import note_cycle, note_outcome, would_cycle
 from crossover.decide.schedule import describe, of_threshold, same
 
 HYSTERESIS = 1.5
@@ -39,10 +41,15 @@ class View:
 
 
 def decide_draft(
-    snapshot: FleetSnapshot, load: FleetLoad, intent: SpeculationIntent | None, memory: Memory
+    snapshot: FleetSnapshot,
+    load: FleetLoad,
+    intent: SpeculationIntent | None,
+    memory: Memory,
+    demand: Demand | None = None,
 ) -> tuple[DraftDecision, Memory]:
     """One decision, and the memory of how long the load has been beyond a threshold."""
     memory = note_in_force(load, memory, snapshot.at_seconds)
+    memory = note_outcome(snapshot, load, demand, memory)
     refused = _not_managed(intent)
     if refused is not None or intent is None:
         return leave(load, DecisionReason.HELD_BY_POLICY, refused or ""), memory
@@ -59,7 +66,8 @@ def decide_draft(
     if lever is Lever.ENGINE_SCHEDULE:
         return _by_schedule(view, memory), memory
     if lever is Lever.RESTART:
-        return _by_restart(view, memory), memory
+        decision = _by_restart(view, memory, demand)
+        return decision, note_cycle(memory, decision.reason is DecisionReason.THRESHOLD_CYCLES)
     return leave(load, DecisionReason.NO_LEVER, why), memory
 
 
@@ -174,17 +182,18 @@ def _in_force(load: FleetLoad, memory: Memory, now: float) -> str:
 # -- lever: a restart with other arguments -----------------------------------------------------------------------------
 
 
-def _by_restart(view: View, memory: Memory) -> DraftDecision:
+def _by_restart(view: View, memory: Memory, demand: Demand | None) -> DraftDecision:
     """Off when the load stays above, on again when it stays below; never while anything is moving."""
     if view.load.running_per_scheduler is None:
         return _stay(view, DecisionReason.METRICS_UNKNOWN, "the load is unknown: no change of draft length")
     if view.settings.enabled:
-        return _beyond(view, memory, memory.above_since_seconds, 0, DecisionReason.ABOVE_CROSSOVER)
+        return _beyond(view, memory, memory.above_since_seconds, 0, DecisionReason.ABOVE_CROSSOVER, None)
     length = restored_length(view.intent, memory)
     if length is None:
         message = "speculation is off and the draft length to return to is unknown: set spec.speculation.maxDraftTokens"
         return _stay(view, DecisionReason.NO_LEVER, message)
-    return _beyond(view, memory, memory.below_since_seconds, length, DecisionReason.BELOW_CROSSOVER)
+    cycles = would_cycle(memory, demand, view.above, view.intent.min_dwell_seconds, view.now)
+    return _beyond(view, memory, memory.below_since_seconds, length, DecisionReason.BELOW_CROSSOVER, cycles)
 
 
 def restored_length(intent: SpeculationIntent, memory: Memory) -> int | None:
@@ -195,7 +204,10 @@ def restored_length(intent: SpeculationIntent, memory: Memory) -> int | None:
     return last.from_value if last is not None and last.to_value == 0 and last.from_value else None
 
 
-def _beyond(view: View, memory: Memory, since: float | None, target: int, reason: DecisionReason) -> DraftDecision:
+def _beyond(
+    view: View, memory: Memory, since: float | None, target: int, reason: DecisionReason, cycles: Hold | None
+) -> DraftDecision:
+    """The change to ``target`` once the load has been beyond the threshold since ``since`` and nothing holds it back."""
     current = configured(view.load, view.settings)
     window = view.intent.stabilization_window_seconds
     text = f"{view.load.running_per_scheduler:.1f} running per scheduler, "
@@ -206,6 +218,7 @@ def _beyond(view: View, memory: Memory, since: float | None, target: int, reason
     text += f", {f'above {view.above}' if target == 0 else f'below {view.below}'} for {view.now - since:.0f} s"
     held = (
         _too_short(view.now - since, window)
+        or cycles
         or frozen(view.snapshot, view.load)
         or unseen(view.load)
         or dwelling(memory, view.now, view.intent)

@@ -6,12 +6,14 @@ is the least b with S(b, K) = demand, and it differs by K (docs/design/0043).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crossover.decide.acceptance import shifted
-from crossover.decide.profile import Curve, Profile
+from crossover.decide.profile import Profile
+from crossover.decide.schedule import Schedule, draft_at
 from crossover.decide.variant import Variant
 
 KV_SHARE = 0.9
@@ -61,28 +63,49 @@ class OperatingPoint:
 
 
 class Rates:
-    """S over the grid for one variant under some conditions: computed once, asked often."""
+    """TPOT and S over a grid of batches, for one variant or one schedule under some conditions: computed once, asked
+    often."""
 
-    __slots__ = ("capacity", "curve", "highest", "limit", "running", "seconds_per_token", "values")
+    __slots__ = ("capacity", "highest", "limit", "measured", "running", "seconds_per_token", "values", "variant")
 
-    def __init__(self, profile: Profile, variant: Variant, conditions: Conditions) -> None:
-        curve = profile.curves[variant]
-        length = acceptance_under(profile, variant, conditions)
-        factor = correction_of(conditions.correction, variant)
-        slope = curve.kv_seconds_per_token * conditions.context_tokens
-        self.curve: Curve = curve
-        self.running = curve.running
-        self.seconds_per_token = [
-            factor * (base + slope * running) / length
-            for base, running in zip(curve.base_seconds, curve.running, strict=True)
-        ]
-        self.values = [running / tpot for running, tpot in zip(self.running, self.seconds_per_token, strict=True)]
-        self.limit = _limit(profile, variant, conditions)
-        self.highest = self._highest(self.limit)
-        within = self.limit
-        if conditions.tpot_seconds is not None:
-            within = min(within, self.batch_at_tpot(conditions.tpot_seconds))
+    def __init__(
+        self,
+        variant: Variant,
+        running: Sequence[float],
+        seconds_per_token: Sequence[float],
+        measured: tuple[float, float],
+        limit: float,
+        tpot_target: float | None,
+    ) -> None:
+        self.variant, self.running, self.seconds_per_token = variant, running, seconds_per_token
+        self.measured, self.limit = measured, limit
+        self.values = [batch / tpot for batch, tpot in zip(running, seconds_per_token, strict=True)]
+        self.highest = self._highest(limit)
+        within = limit if tpot_target is None else min(limit, self.batch_at_tpot(tpot_target))
         self.capacity = self._highest(within)
+
+    @classmethod
+    def of(cls, profile: Profile, variant: Variant, conditions: Conditions) -> Rates:
+        """One variant."""
+        curve = profile.curves[variant]
+        scale = correction_of(conditions.correction, variant) / acceptance_under(profile, variant, conditions)
+        slope = curve.kv_seconds_per_token * conditions.context_tokens
+        seconds = [
+            scale * (base + slope * running) for base, running in zip(curve.base_seconds, curve.running, strict=True)
+        ]
+        limit = _limit(profile, variant, conditions)
+        return cls(variant, curve.running, seconds, curve.measured, limit, conditions.tpot_seconds)
+
+    @classmethod
+    def following(cls, schedule: Schedule, rates: Mapping[Variant, Rates], tpot_target: float | None) -> Rates:
+        """An engine that looks its draft length up in ``schedule`` by the batch; a length that was not measured counts
+        as the nearest one that was. ``rates`` is not empty."""
+        longest = max(rates)
+        any_rates = rates[longest]
+        by_draft = {draft: rates[nearest(draft, rates)] for _, draft in schedule}
+        seconds = [by_draft[draft_at(schedule, max(1.0, batch)) or 0].tpot(batch) for batch in any_rates.running]
+        limit = max(item.limit for item in by_draft.values())
+        return cls(longest, any_rates.running, seconds, any_rates.measured, limit, tpot_target)
 
     def tpot(self, running: float) -> float:
         """Time per output token at a batch; below one request as at one."""
@@ -136,9 +159,9 @@ class Rates:
         batch = self.batch_at(demand)
         running = self.limit if batch is None else batch
         tpot = self.tpot(running)
-        low, high = self.curve.measured
+        low, high = self.measured
         return OperatingPoint(
-            self.curve.variant,
+            self.variant,
             demand,
             running,
             tpot,
@@ -180,41 +203,54 @@ def _limit(profile: Profile, variant: Variant, conditions: Conditions) -> float:
     return limit
 
 
+def nearest(draft_tokens: int, variants: Iterable[Variant]) -> Variant:
+    """The measured variant whose draft length is nearest, the shorter one of two; a zero only for 0."""
+    choices = list(variants)
+    alike = [item for item in choices if (item.draft_tokens == 0) == (draft_tokens == 0)] or choices
+    return min(alike, key=lambda item: (abs(item.draft_tokens - draft_tokens), item.draft_tokens))
+
+
 def all_rates(profile: Profile, variants: Iterable[Variant], conditions: Conditions) -> dict[Variant, Rates]:
-    return {variant: Rates(profile, variant, conditions) for variant in variants}
+    return {variant: Rates.of(profile, variant, conditions) for variant in variants}
 
 
-def best_schedule(
-    rates: Mapping[Variant, Rates], *, margin: float = 0.02, most_entries: int = 8
-) -> tuple[tuple[int, int], ...]:
+def best_schedule(rates: Mapping[Variant, Rates], *, margin: float = 0.02, most_entries: int = 8) -> Schedule:
     """The draft length with the lowest TPOT (which is also the highest S) at every batch, as a schedule.
 
-    A change is worth an entry when it gains more than ``margin`` over what is in force, so that noise makes no entries.
+    A change is worth an entry when somewhere it gains more than ``margin`` over what is in force, so that noise makes no
+    entries; the entry then begins where the two curves cross. All ``rates`` share one grid.
     """
-    order = sorted(rates)
-    limit = int(max(item.limit for item in rates.values()))
-    entries: list[tuple[int, Variant]] = []
-    for batch in _batches(limit):
-        best = min(order, key=lambda variant: rates[variant].tpot(batch))
-        if not entries:
-            entries.append((1, best))
-        elif best is not entries[-1][1]:
-            held = rates[entries[-1][1]].tpot(batch)
-            if held > rates[best].tpot(batch) * (1 + margin):
-                entries.append((batch, best))
-    return _at_most(tuple((start, variant.draft_tokens) for start, variant in entries), most_entries)
+    order = sorted(rates.values(), key=lambda item: item.variant)
+    limit = max(item.limit for item in order)
+    grid = order[0].running
+    held = min(order, key=lambda item: item.seconds_per_token[0])
+    entries = [(1, held.variant.draft_tokens)]
+    for place, batch in enumerate(grid):
+        if batch > limit:
+            break
+        lowest = min(item.seconds_per_token[place] for item in order)
+        if held.seconds_per_token[place] <= lowest * (1 + margin):
+            continue
+        best = next(item for item in order if item.seconds_per_token[place] == lowest)
+        start = max(entries[-1][0] + 1, math.ceil(_meeting(held, best, place)))
+        entries.append((start, best.variant.draft_tokens))
+        held = best
+    return _at_most(tuple(entries), most_entries)
 
 
-def _batches(limit: int) -> list[int]:
-    """Every batch up to 64, then in steps of 2 %."""
-    batches, batch = [], 1
-    while batch <= limit:
-        batches.append(batch)
-        batch = max(batch + 1, int(batch * 1.02))
-    return batches
+def _meeting(held: Rates, best: Rates, place: int) -> float:
+    """The batch before ``place`` from which ``best`` is faster than ``held``."""
+    grid, one, two = held.running, held.seconds_per_token, best.seconds_per_token
+    while place > 0 and one[place - 1] > two[place - 1]:
+        place -= 1
+    if place == 0:
+        return grid[0]
+    before, after = two[place - 1] - one[place - 1], one[place] - two[place]
+    share = before / (before + after) if before + after > 0 else 1.0
+    return grid[place - 1] + share * (grid[place] - grid[place - 1])
 
 
-def _at_most(schedule: tuple[tuple[int, int], ...], count: int) -> tuple[tuple[int, int], ...]:
+def _at_most(schedule: Schedule, count: int) -> Schedule:
     """Drop the entries with the narrowest range (as a ratio) until few enough are left; the first and last stay."""
     entries = list(schedule)
     while len(entries) > count:

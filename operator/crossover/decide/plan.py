@@ -5,31 +5,76 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from crossover.api.decision import Decision, DecisionReason, DraftDecision, Memory, ReplicaDecision
+from crossover.api.decision import Alternative, Decision, DecisionReason, DraftDecision, Memory, ReplicaDecision
 from crossover.api.fleet import FleetSnapshot
 from crossover.api.intent import Intent
+from crossover.decide import calibrated, sizing
+from crossover.decide.demand import Demand, observe_demand
 from crossover.decide.draft import decide_draft
 from crossover.decide.load import FleetLoad, measure
 from crossover.decide.memory import after_gap, trimmed
+from crossover.decide.notices import notices
+from crossover.decide.numbers import numbers_of
+from crossover.decide.profile import Profile
 from crossover.decide.replicas import recommend
 from crossover.decide.shape import decide_replicas
+from crossover.decide.situation import observe
 
 
-def plan(snapshot: FleetSnapshot, intent: Intent, memory: Memory, profile: None = None) -> Decision:
+def plan(snapshot: FleetSnapshot, intent: Intent, memory: Memory, profile: Profile | None = None) -> Decision:
     """Decide draft length and replicas together for one fleet at one moment.
 
     Pure: same input, same output, no clock but ``snapshot.at_seconds``. ``memory`` is the previous decision's
-    ``memory``, with `with_changes` applied for what was carried out of it; `Memory()` at the very first time.
+    ``memory``, with `with_changes` applied for what was carried out of it; `Memory()` at the very first time. With a
+    ``profile`` (calibrated mode) thresholds and target are not needed; without one (simple mode) they decide.
     """
     memory = after_gap(memory, snapshot.at_seconds, max(60.0, 2 * snapshot.stale_after_seconds))
     memory = replace(memory, changes=trimmed(memory.changes, snapshot.at_seconds))
     load = measure(snapshot)
-    draft, memory = decide_draft(snapshot, load, intent.speculation, memory)
+    if profile is None:
+        decision = _simple(snapshot, intent, memory, load)
+    else:
+        decision = _calibrated(snapshot, intent, memory, load, profile)
+    return replace(decision, notices=notices(decision.memory, intent))
+
+
+def _simple(snapshot: FleetSnapshot, intent: Intent, memory: Memory, load: FleetLoad) -> Decision:
+    """Thresholds and a target of running requests, as the user typed them."""
+    demand, memory = observe_demand(snapshot, load, memory)
+    draft, memory = decide_draft(snapshot, load, intent.speculation, memory, demand)
     by_target = partial(recommend, load, intent=intent.replicas)
     wanted = by_target if intent.replicas.target_running_requests is not None else None
     replicas, memory = decide_replicas(snapshot, load, intent.replicas, memory, wanted)
-    replicas = _one_at_a_time(draft, replicas)
-    return Decision(snapshot.at_seconds, replicas, draft, _numbers(snapshot, load), memory=memory)
+    return _decision(snapshot, load, demand, draft, replicas, memory)
+
+
+def _calibrated(snapshot: FleetSnapshot, intent: Intent, memory: Memory, load: FleetLoad, profile: Profile) -> Decision:
+    """Demand and the profile."""
+    here, memory = observe(snapshot, load, intent, profile, memory)
+    draft, memory, lost, rescue = calibrated.decide_draft(here, memory)
+    by_capacity = partial(sizing.recommend, here, draft, rescue)
+    replicas, memory = decide_replicas(snapshot, load, intent.replicas, memory, by_capacity, shrinks_in_rollout=True)
+    decision = _decision(snapshot, load, here.demand, draft, replicas, memory, lost)
+    return replace(decision, numbers={**decision.numbers, **sizing.numbers(here)})
+
+
+def _decision(
+    snapshot: FleetSnapshot,
+    load: FleetLoad,
+    demand: Demand | None,
+    draft: DraftDecision,
+    replicas: ReplicaDecision,
+    memory: Memory,
+    lost: tuple[Alternative, ...] = (),
+) -> Decision:
+    return Decision(
+        snapshot.at_seconds,
+        _one_at_a_time(draft, replicas),
+        draft,
+        numbers_of(snapshot, load, demand),
+        lost,
+        memory,
+    )
 
 
 def _one_at_a_time(draft: DraftDecision, replicas: ReplicaDecision) -> ReplicaDecision:
@@ -40,20 +85,3 @@ def _one_at_a_time(draft: DraftDecision, replicas: ReplicaDecision) -> ReplicaDe
         return replicas
     message = f"{replicas.message}; waits for the next sample, the draft length changes first"
     return replace(replicas, target=None, reason=DecisionReason.FROZEN_ROLLOUT, message=message)
-
-
-def _numbers(snapshot: FleetSnapshot, load: FleetLoad) -> dict[str, float | None]:
-    return {
-        "desired_replicas": snapshot.desired_replicas,
-        "pods_known": load.known,
-        "pods_unknown": load.unknown,
-        "pods_pending": load.pending,
-        "pods_terminating": load.terminating,
-        "demand_requests_per_replica": load.mean_demand,
-        "running_requests_per_scheduler": load.running_per_scheduler,
-        "running_requests": load.running,
-        "waiting_requests": load.waiting,
-        "output_tokens_per_second": load.output_tokens_per_second,
-        "draft_tokens": load.draft_in_force,
-        "startup_seconds": snapshot.startup_seconds,
-    }

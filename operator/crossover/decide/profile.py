@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from crossover.api.points import CalibrationPoint
 from crossover.decide.acceptance import shifted
-from crossover.decide.curves import DEFAULT_ERROR, Point, Prior, best_spread, smooth, straight_line
+from crossover.decide.curves import DEFAULT_ERROR, Point, Prior, best_spread, rising, smooth, straight_line
 from crossover.decide.shape_of_steps import Sample, StepShape, fit
 from crossover.decide.step_model import StepModel
-from crossover.decide.variant import OFF, Variant
+from crossover.decide.variant import GATED, OFF, Variant
 
 GRID_RATIO = 1.08
 BEYOND = 4.0
@@ -46,6 +46,7 @@ class Curve:
     measured: tuple[float, float]
     """Range of running requests that was measured; outside of it the curve is extrapolated."""
     points: int
+    """0 = a stand-in for a zero that was not measured."""
     verified: float = 1.0
     """Tokens verified per request and step."""
     draft_steps: float = 0.0
@@ -67,10 +68,10 @@ class Profile:
     spread: float = 0.0
     """How far points stray from the shape, as a share."""
 
-    def zero(self) -> Variant | None:
-        """What a draft length is compared with: off where it was measured, else gated."""
-        zeros = [variant for variant in self.curves if variant.draft_tokens == 0]
-        return min(zeros, key=lambda variant: not variant.off, default=None)
+    @property
+    def measured(self) -> tuple[Variant, ...]:
+        """Without the stand-ins."""
+        return tuple(variant for variant, curve in self.curves.items() if curve.points)
 
     def acceptance(self, variant: Variant, shift: float = 0.0) -> float:
         curve = self.curves[variant]
@@ -133,6 +134,7 @@ def fit_profile(
     straight line between them. Points always win over the shape as far as their errors allow.
     """
     measured = [_read(point, number) for number, point in enumerate(points, start=1)]
+    measured.sort(key=lambda item: (item.variant, item.sample.running, item.context, item.sample.seconds))
     if not measured:
         raise ProfileError("no calibration points: measure at least one draft length at two loads")
     contexts = [item.context for item in measured if item.context]
@@ -148,7 +150,35 @@ def fit_profile(
     spread = best_spread([(reduced[v], priors[v]) for v in groups]) if enough else LITTLE_KNOWN
     grid = _grid(max(item.sample.running for item in measured))
     curves = {v: _curve(v, groups[v], reduced[v], priors[v], spread, grid, per_kv) for v in sorted(groups)}
+    curves |= _stand_ins(curves, shape)
     return Profile(curves, context, dict(limits or {}), output_tokens_per_request, source, shape, spread)
+
+
+def _stand_ins(curves: Mapping[Variant, Curve], shape: StepShape | None) -> dict[Variant, Curve]:
+    """Where only one zero was measured, the other is the same curve, moved by what the shape says a gated engine's draft
+    costs; and where neither was, both are the shape's. Unmeasured, so never part of a crossover that is shown."""
+    found: dict[Variant, Curve] = {}
+    for zero, other in ((OFF, GATED), (GATED, OFF)):
+        model = curves.get(other) or next(iter(curves.values()))
+        if zero in curves or (other not in curves and shape is None):
+            continue
+        steps = 0.0 if zero.off else 1.0
+        seconds = model.base_seconds
+        if shape is not None:
+            there = [shape.seconds(b, model.verified, 0.0, model.draft_steps) for b in model.running]
+            here = [shape.seconds(b, 1.0, 0.0, steps) for b in model.running]
+            seconds = tuple(t * h / m for t, h, m in zip(model.base_seconds, here, there, strict=True))
+        found[zero] = replace(
+            model,
+            variant=zero,
+            base_seconds=tuple(rising(seconds)),
+            acceptance_length=1.0,
+            acceptance_known=True,
+            points=0,
+            verified=1.0,
+            draft_steps=steps,
+        )
+    return found
 
 
 # -- from points to samples --------------------------------------------------------------------------------------------
@@ -211,8 +241,8 @@ def _prior(
 ) -> Prior:
     sample = items[0].sample
     if shape is not None:
-        fitted = shape
-        return lambda running: fitted.seconds(running, sample.verified, 0.0, sample.draft_steps)
+        fitted, floor = shape, 0.05 * min(point.seconds for point in points)
+        return lambda running: max(floor, fitted.seconds(running, sample.verified, 0.0, sample.draft_steps))
     if prior is None:
         return straight_line(points)
 

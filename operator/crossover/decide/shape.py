@@ -22,11 +22,18 @@ Recommend = Callable[[int], Recommended]
 
 
 def decide_replicas(
-    snapshot: FleetSnapshot, load: FleetLoad, intent: ReplicaIntent, memory: Memory, recommend: Recommend | None
+    snapshot: FleetSnapshot,
+    load: FleetLoad,
+    intent: ReplicaIntent,
+    memory: Memory,
+    recommend: Recommend | None,
+    *,
+    shrinks_in_rollout: bool = False,
 ) -> tuple[ReplicaDecision, Memory]:
     """An ordered chain: what cannot be decided, then the recommendation, then windows, bounds and policies.
 
-    ``recommend`` None = no target is set: only the bounds hold.
+    ``recommend`` None = no target is set: only the bounds hold. ``shrinks_in_rollout``: the recommendation is made from
+    demand, which a rollout does not distort.
     """
     current = snapshot.desired_replicas
     memory = _note_unknown(memory, snapshot, load)
@@ -44,7 +51,8 @@ def decide_replicas(
         return _hold(current, DecisionReason.HELD_BY_POLICY, "no target is set: replicas are left alone"), memory
     recommended = recommend(current)
     memory = _record(memory, snapshot, recommended.replicas, intent)
-    return _shape(snapshot, current, recommended, intent, memory), memory
+    frozen = snapshot.rollout_in_progress and not shrinks_in_rollout
+    return _shape(snapshot, current, recommended, intent, memory, frozen), memory
 
 
 def _record(memory: Memory, snapshot: FleetSnapshot, replicas: int, intent: ReplicaIntent) -> Memory:
@@ -55,7 +63,12 @@ def _record(memory: Memory, snapshot: FleetSnapshot, replicas: int, intent: Repl
 
 
 def _shape(
-    snapshot: FleetSnapshot, current: int, recommended: Recommended, intent: ReplicaIntent, memory: Memory
+    snapshot: FleetSnapshot,
+    current: int,
+    recommended: Recommended,
+    intent: ReplicaIntent,
+    memory: Memory,
+    frozen: bool,
 ) -> ReplicaDecision:
     """Windows, then bounds, then policies; the message names everything that held the count back."""
     wanted = recommended.replicas
@@ -74,7 +87,7 @@ def _shape(
     allowed = bounded(memory, snapshot.at_seconds, current, inside, intent)
     if allowed != inside:
         limited, message = DecisionReason.LIMITED_BY_POLICY, f"{message}; behavior allows {allowed} now"
-    if allowed < current and snapshot.rollout_in_progress:
+    if allowed < current and frozen:
         text = f"{message}; no shrink while a rollout is in progress"
         return ReplicaDecision(current, None, DecisionReason.FROZEN_ROLLOUT, text, limited, wanted)
     return ReplicaDecision(current, allowed, reason, message, limited, wanted)
