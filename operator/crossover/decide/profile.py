@@ -241,8 +241,8 @@ def _prior(
 ) -> Prior:
     sample = items[0].sample
     if shape is not None:
-        fitted, floor = shape, 0.05 * min(point.seconds for point in points)
-        return lambda running: max(floor, fitted.seconds(running, sample.verified, 0.0, sample.draft_steps))
+        fitted = shape
+        return lambda running: fitted.seconds(running, sample.verified, 0.0, sample.draft_steps)
     if prior is None:
         return straight_line(points)
 

@@ -49,6 +49,8 @@ class StepShape:
     per_request: float
     relative_error: float
     """Root mean square over the points, as a share."""
+    least: float = 0.0
+    """No step is taken to be shorter, whatever the terms say far from the points."""
     factor: tuple[tuple[float, ...], ...] = ()
     """Cholesky factor of the information about the terms and ln(knee): how well the points determine them."""
 
@@ -56,7 +58,7 @@ class StepShape:
         gemm = self.weights * _bend(running * verified, self.knee)
         drafts = draft_steps * (self.draft_weights * _bend(running, self.knee) + self.per_draft_step)
         extra = self.per_request * running if verified > 1 else 0.0
-        return gemm + self.overhead + self.per_kv_token * kv_tokens + drafts + extra
+        return max(self.least, gemm + self.overhead + self.per_kv_token * kv_tokens + drafts + extra)
 
     def gradient(self, running: float, verified: float, kv_tokens: float, draft_steps: float) -> list[float]:
         """Derivatives of ln t by each term and by ln(knee)."""
@@ -126,4 +128,5 @@ def _at_knee(samples: Sequence[Sample], knee: float) -> StepShape:
     target = [sample.seconds * scale for sample, scale in zip(samples, scales, strict=True)]
     (weights, overhead, per_kv, drafts, per_step, per_request), rest = non_negative(columns, target)
     error = math.sqrt(rest / sum(sample.weight for sample in samples))
-    return StepShape(knee, weights, overhead, per_kv, drafts, per_step, per_request, error)
+    least = 0.05 * min(sample.seconds for sample in samples)
+    return StepShape(knee, weights, overhead, per_kv, drafts, per_step, per_request, error, least)
