@@ -46,7 +46,7 @@ class Experts:
 
     def read_share(self, tokens: float) -> float:
         """Of all parameters, those that a step of ``tokens`` reads."""
-        missed = (1 - self.per_token / self.count) ** tokens
+        missed = float((1 - self.per_token / self.count) ** tokens)
         return 1 - self.parameter_share * missed
 
     @property
