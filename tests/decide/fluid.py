@@ -83,6 +83,12 @@ class FluidFleet:
         for _ in range(self.desired):
             self._create(ready=True)
 
+    def warm(self, demand: float) -> FluidFleet:
+        """As if it had served this demand (output tokens/s) for long."""
+        for _ in range(900):
+            self.step(demand / self.output_tokens)
+        return self
+
     # -- one second ---------------------------------------------------------------------------------------------------
 
     def step(self, arrivals_per_second: float, seconds: float = 1.0) -> None:

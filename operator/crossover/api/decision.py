@@ -113,7 +113,7 @@ class Change:
     running_requests: float | None = None
     """Draft changes: mean running requests per scheduler when it was decided."""
     demand_tokens_per_second: float | None = None
-    """Draft changes: the demand it was decided at, output tokens/s over the fleet."""
+    """Draft changes: the demand it was decided at, output tokens/s per scheduler."""
     running_requests_after: float | None = None
     """Draft changes: mean running requests per scheduler once the fleet had settled at a like demand."""
 

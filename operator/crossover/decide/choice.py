@@ -20,6 +20,10 @@ from crossover.decide.variant import Variant
 
 MARGIN = 0.05
 """Predicted gain below which nothing changes."""
+RETURN_ROOM = 0.75
+"""Share of the planned load up to which a variant that carries less than the present one is worth going to. One replica
+more or less moves the demand per replica by a quarter at four: without this room every step of the replica count would ask
+for a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Choice:
     when the current one is best or unknown."""
     rescue: bool
     """The current variant cannot serve the demand within the target and the best one can."""
+    comfort: bool
+    """The current variant serves the demand within the target and with room: the gain is speed nobody asked for."""
     points: Mapping[Variant, OperatingPoint]
 
     @property
@@ -52,15 +58,21 @@ def choose(
     """``demand``: output tokens/s of one scheduler. ``rates`` is not empty; ties go to the current variant."""
     points = {variant: item.at(demand, tpot_target) for variant, item in rates.items()}
     here = points.get(current) if current is not None else None
-    best = min(points.values(), key=lambda point: _rank(point, utilization, point is here))
+
+    def planned(point: OperatingPoint) -> float:
+        smaller = here is not None and here.feasible and point is not here and point.capacity < here.capacity
+        return utilization * (RETURN_ROOM if smaller else 1.0)
+
+    best = min(points.values(), key=lambda point: _rank(point, planned(point), point is here))
     if here is None or best is here:
-        return Choice(best, here, 0.0, False, points)
+        return Choice(best, here, 0.0, False, False, points)
     gain = _gain(best, here, utilization)
     better_class = _rank(best, utilization, False)[:2] < _rank(here, utilization, True)[:2]
     rescue = best.feasible and not here.feasible
     if not rescue and gain <= margin and not (better_class and best.feasible):
-        return Choice(here, here, 0.0, False, points)
-    return Choice(best, here, max(gain, 0.0), rescue, points)
+        return Choice(here, here, 0.0, False, False, points)
+    comfort = tpot_target is not None and not _is_short(here, utilization)
+    return Choice(best, here, max(gain, 0.0), rescue, comfort, points)
 
 
 def _rank(point: OperatingPoint, utilization: float, is_current: bool) -> tuple[bool, bool, float, bool, Variant]:

@@ -1,9 +1,12 @@
 """Demand: the output tokens/s that users ask of the fleet, whatever the fleet makes of them.
 
-Occupancy depends on the draft length, demand does not. Served tokens/s plus the growth of what is owed: every waiting
-request owes its whole output, every running one half of it on average (docs/design/0044).
+Occupancy depends on the draft length, demand does not (docs/design/0044). With L the mean output tokens per request:
 
-    D = served + L d(waiting + running / 2)/dt          L = mean output tokens per request
+    D = L (finished per second + d(waiting + running)/dt)          where the engine counts finished requests
+    D = served + L d(waiting + running / 2)/dt                     where it does not
+
+The first is exact: every arrival is either finished, running or waiting. In the second a running request owes half of its
+output on average.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from crossover.decide.load import FleetLoad
 
 FAST, MEDIUM, SLOW, LAST = "demand_fast", "demand_medium", "demand_slow", "demand_last_sample"
 FAST_SECONDS, MEDIUM_SECONDS, SLOW_SECONDS = 30.0, 120.0, 600.0
-OWED, OWED_AT, OWED_PODS, OUTPUT = "owed_requests", "owed_at_seconds", "owed_pods", "output_tokens_per_request"
+OWED, OWED_AT, OWED_PODS = "owed_requests", "owed_at_seconds", "owed_pods"
+INSIDE, FINISHED, OUTPUT = "requests_inside", "requests_finished", "output_tokens_per_request"
 LONGEST_STEP_SECONDS = 60.0
 FEWEST_FINISHED = 20
 DEFAULT_STARTUP_SECONDS = 180.0
@@ -73,7 +77,8 @@ def observe_demand(
     length = _output_length(snapshot, seen, output_tokens)
     if length is not None:
         seen[OUTPUT] = length
-    sample = max(0.0, rate + _growth(snapshot, load, seen, length))
+    arrived = _arrived(snapshot, load, seen, length)
+    sample = max(0.0, arrived if arrived is not None else rate + _growth(snapshot, load, seen, length))
     for name, horizon in ((FAST, FAST_SECONDS), (MEDIUM, MEDIUM_SECONDS), (SLOW, SLOW_SECONDS)):
         seen[name] = _average(seen.get(name), sample, _since(snapshot, seen), horizon)
     _note_owed(snapshot, load, seen)
@@ -133,6 +138,31 @@ def _output_length(snapshot: FleetSnapshot, seen: Mapping[str, float], given: fl
     return given if given is not None else seen.get(OUTPUT)
 
 
+def _arrived(snapshot: FleetSnapshot, load: FleetLoad, seen: Mapping[str, float], length: float | None) -> float | None:
+    """Output tokens/s that arrived since the last sample, by counting requests; None where it cannot be counted."""
+    inside, finished, seconds = seen.get(INSIDE), seen.get(FINISHED), _seconds_comparable(snapshot, load, seen)
+    now = _finished(snapshot)
+    if length is None or inside is None or finished is None or now is None or seconds is None or now < finished:
+        return None
+    return length * (now - finished + _inside(load) - inside) / seconds * _whole(load)
+
+
+def _finished(snapshot: FleetSnapshot) -> float | None:
+    """Requests finished since the start of the processes; None when one known pod does not count them."""
+    total = 0.0
+    for pod in snapshot.known:
+        schedulers = pod.reading.schedulers if pod.reading is not None else ()
+        counts = [s.time_per_output_token_count for s in schedulers if s.time_per_output_token_count is not None]
+        if not counts:
+            return None
+        total += sum(counts)
+    return total
+
+
+def _inside(load: FleetLoad) -> float:
+    return (load.waiting or 0.0) + (load.running or 0.0)
+
+
 def _owed(load: FleetLoad) -> float:
     """Requests that are owed, running ones by half; unknown pods like the known."""
     return ((load.waiting or 0.0) + RUNNING_SHARE * (load.running or 0.0)) * _whole(load)
@@ -143,14 +173,22 @@ def _whole(load: FleetLoad) -> float:
     return (load.known + load.unknown) / load.known if load.known else 1.0
 
 
-def _growth(snapshot: FleetSnapshot, load: FleetLoad, seen: Mapping[str, float], length: float | None) -> float:
-    """Growth of what is owed in tokens/s; 0 when the pods are not the same as last time: what a leaving pod still works
-    on is not demand that vanished."""
-    before, at, pods = seen.get(OWED), seen.get(OWED_AT), seen.get(OWED_PODS)
-    if before is None or at is None or length is None or pods != _pods(snapshot, load):
-        return 0.0
+def _seconds_comparable(snapshot: FleetSnapshot, load: FleetLoad, seen: Mapping[str, float]) -> float | None:
+    """Seconds since the last sample when it was of the same pods: what a leaving pod still works on is not demand that
+    vanished."""
+    at = seen.get(OWED_AT)
+    if at is None or seen.get(OWED_PODS) != _pods(snapshot, load):
+        return None
     seconds = snapshot.at_seconds - at
-    return length * (_owed(load) - before) / seconds if 0 < seconds <= LONGEST_STEP_SECONDS else 0.0
+    return seconds if 0 < seconds <= LONGEST_STEP_SECONDS else None
+
+
+def _growth(snapshot: FleetSnapshot, load: FleetLoad, seen: Mapping[str, float], length: float | None) -> float:
+    """Growth of what is owed in tokens/s; 0 where it cannot be told."""
+    before, seconds = seen.get(OWED), _seconds_comparable(snapshot, load, seen)
+    if before is None or length is None or seconds is None:
+        return 0.0
+    return length * (_owed(load) - before) / seconds
 
 
 def _pods(snapshot: FleetSnapshot, load: FleetLoad) -> float:
@@ -161,6 +199,12 @@ def _pods(snapshot: FleetSnapshot, load: FleetLoad) -> float:
 
 def _note_owed(snapshot: FleetSnapshot, load: FleetLoad, seen: dict[str, float]) -> None:
     seen[OWED], seen[OWED_AT], seen[OWED_PODS] = _owed(load), snapshot.at_seconds, _pods(snapshot, load)
+    seen[INSIDE] = _inside(load)
+    finished = _finished(snapshot)
+    if finished is None:
+        seen.pop(FINISHED, None)
+    else:
+        seen[FINISHED] = finished
 
 
 def _since(snapshot: FleetSnapshot, seen: Mapping[str, float]) -> float:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from crossover.api.decision import DecisionReason, DraftDecision, Lever, Memory
 from crossover.api.fleet import Capability, FleetSnapshot, PodPhase, SpeculationSettings
 from crossover.api.intent import SpeculationIntent, SpeculationPolicy
-from crossover.decide.demand import Demand
 from crossover.decide.guard import Hold, dwelling, frozen, unseen
 from crossover.decide.lever import choose_lever, full_length, zero_is_safe
 from crossover.decide.load import FleetLoad, limit_of
@@ -45,9 +44,10 @@ def decide_draft(
     load: FleetLoad,
     intent: SpeculationIntent | None,
     memory: Memory,
-    demand: Demand | None = None,
+    demand: float | None = None,
 ) -> tuple[DraftDecision, Memory]:
-    """One decision, and the memory of how long the load has been beyond a threshold."""
+    """One decision, and the memory of how long the load has been beyond a threshold. ``demand``: output tokens/s per
+    scheduler."""
     memory = note_in_force(load, memory, snapshot.at_seconds)
     memory = note_outcome(snapshot, load, demand, memory)
     refused = _not_managed(intent)
@@ -182,7 +182,7 @@ def _in_force(load: FleetLoad, memory: Memory, now: float) -> str:
 # -- lever: a restart with other arguments -----------------------------------------------------------------------------
 
 
-def _by_restart(view: View, memory: Memory, demand: Demand | None) -> DraftDecision:
+def _by_restart(view: View, memory: Memory, demand: float | None) -> DraftDecision:
     """Off when the load stays above, on again when it stays below; never while anything is moving."""
     if view.load.running_per_scheduler is None:
         return _stay(view, DecisionReason.METRICS_UNKNOWN, "the load is unknown: no change of draft length")

@@ -12,17 +12,24 @@ from dataclasses import dataclass, replace
 
 from crossover.api.decision import Memory
 from crossover.api.fleet import FleetSnapshot
+from crossover.decide.demand import FAST, MEDIUM
 from crossover.decide.guard import frozen
 from crossover.decide.load import FleetLoad
 from crossover.decide.operating import Conditions, Rates, correction_of
 from crossover.decide.variant import Variant
 
-LOWEST, HIGHEST = 0.5, 2.0
+LOWEST, HIGHEST = 0.4, 2.5
 """Bounds of a factor: beyond them the calibration is of another machine."""
-STEP = 0.04
+STEP, FINE_STEP = 0.04, 0.015
+"""A factor in use moves when the average has left it by this much; by the finer step only after `FINE_SECONDS`."""
+FINE_SECONDS = 900.0
+STILL = 0.1
+"""Short and medium demand within this share of each other: the load moves so slowly that batch and rate belong together."""
 DRIFT = 0.15
 """From here on a curve counts as drifted and is shown."""
 AVERAGE_SECONDS = 90.0
+FAIR_SECONDS = 30.0
+"""Shortest average that is better than nothing."""
 SETTLE_SECONDS = 60.0
 """After pods or variant changed; twice the window of the served rate."""
 FEWEST_RUNNING = 2.0
@@ -71,6 +78,7 @@ def learn(
         and load.unknown == 0
         and load.running_per_scheduler is not None
         and load.running_per_scheduler >= FEWEST_RUNNING
+        and abs(seen.get(FAST, 0.0) - seen.get(MEDIUM, 0.0)) <= STILL * seen.get(MEDIUM, 0.0)
     )
     place = _number(variant) if variant is not None else math.nan
     if not steady or seen.get(STEADY_VARIANT) != place:
@@ -96,7 +104,7 @@ def learn(
     memory = replace(memory, observations=seen)
     if seen[RATIO_WEIGHT] < AVERAGE_SECONDS:
         return memory
-    return _applied(memory, variant, math.exp(seen[RATIO]), in_use)
+    return _applied(memory, variant, math.exp(seen[RATIO]), in_use, seen[RATIO_WEIGHT] >= FINE_SECONDS)
 
 
 def _average(seen: dict[str, float], sample: float, now: float) -> None:
@@ -108,11 +116,36 @@ def _average(seen: dict[str, float], sample: float, now: float) -> None:
     seen[RATIO_AT], seen[RATIO_WEIGHT] = now, weight + seconds
 
 
-def _applied(memory: Memory, variant: Variant, ratio: float, in_use: float) -> Memory:
+def _applied(memory: Memory, variant: Variant, ratio: float, in_use: float, is_sure: bool) -> Memory:
+    """A variant that was measured gets a factor of its own, even 1: from then on others teach it nothing."""
     bounded = min(HIGHEST, max(LOWEST, ratio))
-    if abs(bounded / in_use - 1) <= STEP:
+    known = variant.name in memory.correction
+    if known and abs(bounded / in_use - 1) <= (FINE_STEP if is_sure else STEP):
         return memory
-    return replace(memory, correction={**memory.correction, variant.name: round(bounded, 2)})
+    factor = 1.0 if not known and abs(bounded - 1) <= STEP else round(bounded, 2)
+    if memory.correction.get(variant.name) == factor:
+        return memory
+    return replace(memory, correction={**memory.correction, variant.name: factor})
+
+
+def remember_present(memory: Memory, variant: Variant | None) -> Memory:
+    """Before a variant is left: what is known of it so far gets a factor of its own, so that the next one's deviation is
+    not taken for the machine's."""
+    if (
+        variant is None
+        or variant.name in memory.correction
+        or memory.observations.get(RATIO_WEIGHT, 0.0) < FAIR_SECONDS
+    ):
+        return memory
+    if memory.observations.get(STEADY_VARIANT) != _number(variant):
+        return memory
+    return _applied(memory, variant, math.exp(memory.observations[RATIO]), 1.0, False)
+
+
+def is_settled(memory: Memory, now: float) -> bool:
+    """The fleet has been steady for long enough that its batch and its rate belong together."""
+    since = memory.observations.get(STEADY_SINCE)
+    return since is not None and now - since >= SETTLE_SECONDS
 
 
 def drifts(memory: Memory) -> tuple[Drift, ...]:

@@ -26,7 +26,7 @@ def with_changes(memory: Memory, decision: Decision, *, replicas: bool, draft: b
     ``replicas`` and ``draft`` say which part was; neither in advisory mode or when the write failed.
     """
     changes = list(memory.changes)
-    demand = decision.numbers.get("demand_tokens_per_second")
+    demand = decision.numbers.get("demand_tokens_per_second_per_scheduler")
     running = decision.numbers.get("running_requests_per_scheduler")
     if replicas and decision.replicas.target not in (None, decision.replicas.current):
         changes.append(Change(decision.at_seconds, "replicas", decision.replicas.current, decision.replicas.target))

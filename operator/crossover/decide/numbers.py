@@ -21,8 +21,16 @@ def numbers_of(snapshot: FleetSnapshot, load: FleetLoad, demand: Demand | None) 
         "waiting_requests": load.waiting,
         "output_tokens_per_second": load.output_tokens_per_second,
         "demand_tokens_per_second": demand.now if demand is not None else None,
+        "demand_tokens_per_second_per_scheduler": demand_per_scheduler(load, demand),
         "demand_forecast_tokens_per_second": demand.forecast if demand is not None else None,
         "backlog_tokens": demand.backlog_tokens if demand is not None else None,
         "draft_tokens": load.draft_in_force,
         "startup_seconds": snapshot.startup_seconds,
     }
+
+
+def demand_per_scheduler(load: FleetLoad, demand: Demand | None) -> float | None:
+    """What one scheduler is asked for while the ready pods share the demand: comparable across replica counts."""
+    if demand is None or not load.schedulers or not load.known:
+        return None
+    return demand.now / (load.schedulers / load.known * (load.known + load.unknown))

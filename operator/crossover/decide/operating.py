@@ -185,11 +185,17 @@ def acceptance_under(profile: Profile, variant: Variant, conditions: Conditions)
 
 
 def correction_of(correction: Mapping[str, float], variant: Variant) -> float:
-    """A variant's own factor; one that never ran shares the mean of those that did: the machine is the same."""
+    """A variant's own factor. One that never ran shares what the others taught, because the machine is the same: all of it
+    when they agree, nothing when they contradict each other."""
     own = correction.get(variant.name)
     if own is not None:
         return own
-    return sum(correction.values()) / len(correction) if correction else 1.0
+    logs = [math.log(factor) for factor in correction.values()]
+    mean = sum(logs) / len(logs) if logs else 0.0
+    if abs(mean) < 1e-9:
+        return 1.0
+    disagreement = max(abs(value - mean) for value in logs) / abs(mean)
+    return math.exp(max(0.0, 1.0 - disagreement) * mean)
 
 
 def _limit(profile: Profile, variant: Variant, conditions: Conditions) -> float:

@@ -22,6 +22,7 @@ REGRET, REGRET_FOR, REGRET_AT, WANTED_SINCE = (
     "rescue_wanted_since_seconds",
 )
 LONGEST_STEP_SECONDS = 60.0
+COMFORT = 4.0
 FORGETS_SECONDS = 1800.0
 """Regret fades over this time while the present state is best."""
 
@@ -55,9 +56,17 @@ def restart_cost_seconds(snapshot: FleetSnapshot, intent: SpeculationIntent) -> 
 
 
 def not_paid_back(
-    memory: Memory, snapshot: FleetSnapshot, intent: SpeculationIntent, gain: float, rescue: bool
+    memory: Memory,
+    snapshot: FleetSnapshot,
+    intent: SpeculationIntent,
+    gain: float,
+    *,
+    rescue: bool = False,
+    comfort: bool = False,
+    measured: bool = True,
 ) -> Hold | None:
-    """A rescue (the target is broken now) only has to last for the stabilization window."""
+    """A rescue (the target is broken now) only has to last for the stabilization window. Mere comfort (the target is met
+    anyway) must pay `COMFORT` times, and so must leaving a state that was never measured."""
     if rescue:
         since = snapshot.at_seconds - memory.observations.get(WANTED_SINCE, snapshot.at_seconds)
         if since >= intent.stabilization_window_seconds:
@@ -65,13 +74,14 @@ def not_paid_back(
         window = intent.stabilization_window_seconds
         return Hold(DecisionReason.STABILIZING, f"needed for {since:.0f} s, changes after {window:.0f} s")
     cost, regret = restart_cost_seconds(snapshot, intent), memory.observations.get(REGRET, 0.0)
+    cost *= COMFORT if comfort or not measured else 1.0
     if regret >= cost:
         return None
     left = (cost - regret) / gain if gain > 0 else float("inf")
     more = f", {left:.0f} s more at this gain" if left < 1e6 else ""
     return Hold(
         DecisionReason.DOES_NOT_PAY_BACK,
-        f"{regret:.0f} s lost so far by not changing, a restart costs {cost:.0f} s of each replica{more}",
+        f"{regret:.0f} s lost so far by not changing, a restart must save {cost:.0f} s of each replica{more}",
     )
 
 

@@ -11,10 +11,11 @@ from crossover.api.intent import Intent
 from crossover.decide import calibrated, sizing
 from crossover.decide.demand import Demand, observe_demand
 from crossover.decide.draft import decide_draft
+from crossover.decide.floor import floored, note_broken
 from crossover.decide.load import FleetLoad, measure
 from crossover.decide.memory import after_gap, trimmed
 from crossover.decide.notices import notices
-from crossover.decide.numbers import numbers_of
+from crossover.decide.numbers import demand_per_scheduler, numbers_of
 from crossover.decide.profile import Profile
 from crossover.decide.replicas import recommend
 from crossover.decide.shape import decide_replicas
@@ -41,10 +42,14 @@ def plan(snapshot: FleetSnapshot, intent: Intent, memory: Memory, profile: Profi
 def _simple(snapshot: FleetSnapshot, intent: Intent, memory: Memory, load: FleetLoad) -> Decision:
     """Thresholds and a target of running requests, as the user typed them."""
     demand, memory = observe_demand(snapshot, load, memory)
-    draft, memory = decide_draft(snapshot, load, intent.speculation, memory, demand)
-    by_target = partial(recommend, load, intent=intent.replicas)
-    wanted = by_target if intent.replicas.target_running_requests is not None else None
-    replicas, memory = decide_replicas(snapshot, load, intent.replicas, memory, wanted)
+    draft, memory = decide_draft(snapshot, load, intent.speculation, memory, demand_per_scheduler(load, demand))
+    if intent.replicas.target_running_requests is None or not load.demands or snapshot.desired_replicas is None:
+        replicas, memory = decide_replicas(snapshot, load, intent.replicas, memory, None)
+    else:
+        recommended = recommend(load, snapshot.desired_replicas, intent.replicas)
+        memory = note_broken(snapshot, load, demand, recommended, memory)
+        held = floored(recommended, snapshot.desired_replicas, demand, memory)
+        replicas, memory = decide_replicas(snapshot, load, intent.replicas, memory, lambda _: held)
     return _decision(snapshot, load, demand, draft, replicas, memory)
 
 

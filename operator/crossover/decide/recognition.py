@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from crossover.api.decision import Change, DecisionReason, Memory
 from crossover.api.fleet import FleetSnapshot
-from crossover.decide.demand import Demand
 from crossover.decide.guard import Hold, frozen
 from crossover.decide.load import FleetLoad
 from crossover.decide.memory import last_draft_change
@@ -28,9 +27,9 @@ CYCLE_FROM = 0.7
 SETTLED_SINCE = "outcome_settled_since_seconds"
 
 
-def note_outcome(snapshot: FleetSnapshot, load: FleetLoad, demand: Demand | None, memory: Memory) -> Memory:
-    """Once after every change of draft length: the batch that the fleet settled at, at a like demand; then whether it
-    latched."""
+def note_outcome(snapshot: FleetSnapshot, load: FleetLoad, demand: float | None, memory: Memory) -> Memory:
+    """Once after every change of draft length: the batch that the fleet settled at, at a like demand (output tokens/s per
+    scheduler); then whether it latched."""
     last = last_draft_change(memory)
     if last is None or last.running_requests_after is not None:
         return memory
@@ -41,7 +40,7 @@ def note_outcome(snapshot: FleetSnapshot, load: FleetLoad, demand: Demand | None
         and frozen(snapshot, load) is None
         and load.unknown == 0
         and demand is not None
-        and _is_matched(demand.now, last)
+        and _is_matched(demand, last)
         and now > last.at_seconds
     )
     if not comparable:
@@ -74,7 +73,7 @@ def _latched(change: Change, running: float) -> bool:
     )
 
 
-def would_cycle(memory: Memory, demand: Demand | None, above: int, dwell_seconds: float, now: float) -> Hold | None:
+def would_cycle(memory: Memory, demand: float | None, above: int, dwell_seconds: float, now: float) -> Hold | None:
     """Switching on again would bring back the batch that made it switch off.
 
     At a lower demand the batch is smaller at least in proportion (b = D TPOT and TPOT does not rise), so scaling the batch
@@ -85,7 +84,7 @@ def would_cycle(memory: Memory, demand: Demand | None, above: int, dwell_seconds
         return None
     if demand is None or not last.demand_tokens_per_second:
         return _too_soon(last, dwell_seconds, now)
-    share = demand.now / last.demand_tokens_per_second
+    share = demand / last.demand_tokens_per_second
     back = last.running_requests * min(share, 1.0)
     if share < CYCLE_FROM or back <= above:
         return None

@@ -43,7 +43,7 @@ def decide_schedule(here: Situation, memory: Memory, speculation: SpeculationInt
     if settings.schedule:
         here_gain = _gain_now(here, best)
         memory = note_regret(memory, here.now, _name_of(wanted), here_gain, False)
-        if not_paid_back(memory, here.snapshot, speculation, here_gain, False) is not None:
+        if not_paid_back(memory, here.snapshot, speculation, here_gain) is not None:
             told = following(load, settings.schedule, memory, here.now)
             return replace(told, message=f"{told.message}; {shown} would gain {here_gain:.1%} now"), memory
     held = frozen(here.snapshot, load) or unseen(load) or dwelling(memory, here.now, speculation)

@@ -11,14 +11,20 @@ from crossover.api.fleet import Capability, FleetSnapshot, PodObservation, Specu
 from crossover.api.intent import Intent, SpeculationIntent, SpeculationPolicy
 from crossover.decide.demand import Demand, observe_demand
 from crossover.decide.draft import capabilities_of, note_in_force
-from crossover.decide.learning import learn
+from crossover.decide.floor import BROKE, note_missed
+from crossover.decide.learning import is_settled, learn
 from crossover.decide.lever import choose_lever, full_length, zero_is_safe
 from crossover.decide.live import conditions, look
 from crossover.decide.load import FleetLoad
+from crossover.decide.numbers import demand_per_scheduler
 from crossover.decide.operating import Conditions, Rates, all_rates, best_schedule, nearest
 from crossover.decide.profile import Profile
+from crossover.decide.recognition import note_outcome
 from crossover.decide.schedule import Schedule
 from crossover.decide.variant import OFF, Variant
+
+MISSED = 1.02
+"""A measured TPOT this far over the target is no noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Situation:
     best: Rates | None = None
     """As it could be: the best schedule, or the reachable variant of the largest capacity."""
     wanted_schedule: Schedule = ()
+    seen_capacity: float | None = None
+    """Output tokens/s of one replica that a settled fleet was seen to manage while it missed its TPOT target."""
 
     @property
     def now(self) -> float:
@@ -93,10 +101,36 @@ def observe(
         served_by=partial(_by_profile, rates=measured) if measured is not None else None,
         output_tokens=profile.output_tokens_per_request,
     )
+    memory = note_outcome(snapshot, load, demand_per_scheduler(load, demand), memory)
     served = load.output_tokens_per_second
     memory = learn(snapshot, load, memory, measured, in_force, live, served)
-    base = Situation(snapshot, load, intent, profile, settings, capabilities, lever, why, in_force, live, demand)
+    target = intent.objectives.time_per_output_token_seconds
+    memory = note_missed(memory, snapshot.at_seconds, _missed(snapshot, load, memory, target))
+    base = Situation(
+        snapshot,
+        load,
+        intent,
+        profile,
+        settings,
+        capabilities,
+        lever,
+        why,
+        in_force,
+        live,
+        demand,
+        seen_capacity=memory.observations.get(BROKE),
+    )
     return _reach(base, rates), memory
+
+
+def _missed(snapshot: FleetSnapshot, load: FleetLoad, memory: Memory, target: float | None) -> float | None:
+    """Served tokens/s of one replica, scaled down to the target; None unless a settled fleet measurably misses it. TPOT is
+    measured as batch over served rate."""
+    served = load.output_tokens_per_second
+    if target is None or not served or load.running is None or not is_settled(memory, snapshot.at_seconds):
+        return None
+    tpot = load.running / served
+    return served / load.known * target / tpot if tpot > MISSED * target else None
 
 
 def _by_profile(pod: PodObservation, rates: Rates) -> float | None:

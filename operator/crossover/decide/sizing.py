@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from crossover.api.decision import DecisionReason, DraftDecision
+from crossover.api.decision import DecisionReason, DraftDecision, Lever
 from crossover.decide.operating import Rates
 from crossover.decide.replicas import Recommended, blindness
 from crossover.decide.situation import Situation, tokens
+from crossover.decide.variant import Variant
 
 DRAIN_BACKLOG_SECONDS = 120.0
 """A backlog is to be gone in this time, or in a start-up time where that is longer: no replica can help sooner."""
@@ -27,8 +28,19 @@ def needed(here: Situation, rates: Rates) -> float:
 
 
 def capacity_per_replica(here: Situation, rates: Rates) -> float:
-    """Output tokens/s within the target; where no batch meets the target, the most it can do at all."""
-    return max(rates.capacity or rates.highest, 1e-9) * here.schedulers_per_replica
+    """Output tokens/s within the target; where no batch meets the target, the most it can do at all. Never more than a
+    settled fleet that missed its target was seen to do, whatever the curves say."""
+    capacity = max(rates.capacity or rates.highest, 1e-9) * here.schedulers_per_replica
+    if here.seen_capacity is None or rates.variant != _as_now(here):
+        return capacity
+    return min(capacity, here.seen_capacity)
+
+
+def _as_now(here: Situation) -> Variant | None:
+    """What was seen speaks for: the present variant, or whatever a schedule makes of the batch."""
+    if here.lever is Lever.ENGINE_SCHEDULE and here.best is not None:
+        return here.best.variant
+    return here.present.variant if here.present is not None else None
 
 
 def planned_replicas(here: Situation, rates: Rates) -> int:
