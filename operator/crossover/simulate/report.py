@@ -1,0 +1,115 @@
+"""`report.html`: one self-contained page with pictures, for a browser and for print."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from crossover.simulate.compare import Comparison
+from crossover.simulate.run import Outcome
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("policy", "policy", "s"),
+    ("gpu_hours", "GPU-hours", ".2f"),
+    ("attainment", "within both targets", ".1%"),
+    ("ttft_attainment", "TTFT", ".1%"),
+    ("tpot_attainment", "TPOT", ".1%"),
+    ("output_tokens_within_slo_per_gpu_hour", "tokens in SLO / GPU-hour", ",.0f"),
+    ("ttft_p99_s", "TTFT p99 s", ".2f"),
+    ("tpot_p99_s", "TPOT p99 s", ".4f"),
+    ("replica_changes", "scale events", "d"),
+    ("reversals", "reversals", "d"),
+    ("draft_changes", "draft changes", "d"),
+    ("restarts", "restarts", "d"),
+    ("dropped_requests", "dropped", ".0f"),
+)
+ROWS = (
+    ("arrivals", "requests/s"),
+    ("ready", "replicas"),
+    ("batch", "running requests per replica"),
+    ("draft", "draft length"),
+    ("tpot", "TPOT s"),
+    ("waiting", "waiting requests"),
+)
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
+table{border-collapse:collapse;width:100%;font-size:13px}th,td{padding:.3rem .5rem;border-bottom:1px solid #ddd;text-align:right}
+th:first-child,td:first-child{text-align:left}img{max-width:100%}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}
+@media print{body{margin:0}h2{break-before:auto}img{break-inside:avoid}}"""
+
+
+def html_page(comparison: Comparison, notes: Sequence[str]) -> str:
+    """``notes``: how it was made, one sentence each."""
+    first_seed = min(item.seed for item in comparison.outcomes)
+    shown = [item for item in comparison.outcomes if item.seed == first_seed]
+    parts = [
+        f"<h1>{html.escape(comparison.trace)}: policies side by side</h1>",
+        "<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in notes) + "</ul>",
+        "<h2>Cost against attainment</h2>",
+        _image(_scatter(comparison.outcomes), "GPU-hours against attainment, one point a policy and seed"),
+        "<h2>Measures</h2>",
+        _table(comparison.outcomes),
+        "<h2>What happened</h2>",
+        *(_image(_timeline(item), f"{item.policy} over time") for item in shown),
+    ]
+    title = html.escape(comparison.trace)
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head>'
+    return f"{head}<body>{''.join(parts)}</body></html>\n"
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    head = "".join(f"<th>{title}</th>" for _, title, _ in COLUMNS)
+    rows = []
+    for item in sorted(outcomes, key=lambda outcome: (outcome.policy, outcome.seed)):
+        cells = "".join(f"<td>{format(getattr(item, name), form)}</td>" for name, _, form in COLUMNS)
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _image(png: bytes, text: str) -> str:
+    return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></p>'
+
+
+def _scatter(outcomes: Sequence[Outcome]) -> bytes:
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(item.policy for item in outcomes))
+    for number, name in enumerate(names):
+        mine = [item for item in outcomes if item.policy == name]
+        marker = "*" if name.startswith(("crossover", "clairvoyant")) else "o"
+        axes.scatter(
+            [item.gpu_hours for item in mine],
+            [100 * item.attainment for item in mine],
+            label=name,
+            marker=marker,
+            s=110 if marker == "*" else 40,
+            color=f"C{number % 10}",
+            alpha=0.85,
+        )
+    axes.set(xlabel="GPU-hours", ylabel="requests within both targets, %")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return _png(figure)
+
+
+def _timeline(item: Outcome) -> bytes:
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    axes = figure.subplots(len(ROWS), 1, sharex=True)
+    hours = [second / 3600 for second in item.series.seconds]
+    for place, (name, title) in zip(axes, ROWS, strict=True):
+        place.plot(hours, getattr(item.series, name), linewidth=0.9)
+        place.set_ylabel(title, fontsize=7)
+        place.grid(alpha=0.3)
+        place.set_ylim(bottom=0)
+    axes[-1].set_xlabel("hours")
+    figure.suptitle(f"{item.policy}, seed {item.seed}", fontsize=10)
+    return _png(figure)
+
+
+def _png(figure: object) -> bytes:
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=90)  # type: ignore[attr-defined]
+    return target.getvalue()
