@@ -29,3 +29,6 @@ class CalibrationPoint:
     """One standard error of the measured value, as a share of it."""
     verified_tokens: int | None = None
     """Tokens verified per request and step where it is not draft_tokens + 1 (trees)."""
+    asked_running_requests: int | None = None
+    """Requests kept in flight by the load generator; ``running_requests`` is the decode batch that came of it. None = the
+    same, or not measured by Crossover."""
