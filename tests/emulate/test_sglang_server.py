@@ -2,128 +2,175 @@
 
 import asyncio
 import json
-import re
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
-from aiohttp import web
+from tests.emulate.serving import assert_subset, make, serving, shape, until
 
+from crossover.emulate.commands import LaunchError
 from crossover.emulate.load import ClosedLoop
-from crossover.emulate.sglang import READY, Options, SGLangServer
-from crossover.emulate.sglang_args import LaunchError, parse
-from crossover.engines.contract import Answer
+from crossover.emulate.sglang_args import AdaptiveSteps, parse
 from crossover.engines.sglang import ENGINE
 
 METRICS = Path(__file__).parents[1] / "fixtures" / "metrics"
-ADDRESS = "127.9.0.1"
 
 
-@asynccontextmanager
-async def server(*args, **options):
-    """A server that is up; yields (server, get)."""
-    command = ["python3", "-m", "sglang.launch_server", "--model-path=tiny", "--enable-metrics", *args]
-    made = SGLangServer(Options(ADDRESS, time_scale=20.0, **options), command)
-    runner = web.AppRunner(made.application(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, ADDRESS, 0)
-    await site.start()
-    base = f"http://{ADDRESS}:{runner.addresses[0][1]}"
-    made.state = READY
-    driver = asyncio.create_task(made._drive())
-    async with aiohttp.ClientSession(base) as session:
-
-        async def get(path, **more):
-            async with session.get(path, **more) as answer:
-                return answer.status, await answer.text()
-
-        get.session, get.base = session, base
-        try:
-            yield made, get
-        finally:
-            driver.cancel()
-            await runner.cleanup()
+def sglang(*args, environ=None, metrics=True, **options):
+    flags = ["--enable-metrics"] if metrics else []
+    command = ["python3", "-m", "sglang.launch_server", "--model-path=tiny", *flags, *args]
+    return make("sglang", command, environ, **{"time_scale": 20.0, **options})
 
 
-async def until(check):
-    for _ in range(2000):
-        if check():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("did not happen")
+def server(*args, **options):
+    """A server that is up."""
+    return serving(sglang(*args, **options))
 
 
-def names(text):
-    return {match[1] for match in re.finditer(r"^(sglang:[a-z_]+)[{ ]", text, re.M)}
+def page(name):
+    return (METRICS / name).read_text()
 
 
-def label_names(text, series):
-    match = re.search(rf"^{series}{{(.*?)}}", text, re.M)
-    return set(re.findall(r"(\w+)=", match[1])) if match else None
-
-
-async def test_names_types_and_labels_are_the_real_ones():
-    real = (METRICS / "sglang-0.5.23-busy64-ngram-spec.prom").read_text()
-    async with server("--speculative-algorithm=NGRAM") as (made, get), ClosedLoop(lambda: [get.base]) as load:
+async def test_names_types_labels_and_buckets_are_the_real_ones():
+    real = page("sglang-0.5.23-busy64-ngram-spec.prom")
+    async with server("--speculative-algorithm=NGRAM") as client, ClosedLoop(lambda: [client.base]) as load:
         load.set_concurrency(8)
-        await until(lambda: "spec_num_draft_tokens" in made.views[0].gauges and made.views[0].gauges["gen_throughput"])
-        _, text = await get("/metrics")
-    assert names(text) - names(real) <= {"sglang:num_requests_total", "sglang:generation_tokens_total"}
-    for series in ("sglang:num_running_reqs", "sglang:spec_accept_length", "sglang:realtime_tokens_total"):
-        assert label_names(text, series) == label_names(real, series)
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)", real, re.M))
-    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", text, re.M):
-        assert types.get(name, kind) == kind
+        gauges = client.server.views[0].gauges
+        await until(lambda: gauges.get("spec_num_draft_tokens") and gauges["gen_throughput"])
+        await until(lambda: load.tally.done)
+        _, text = await client.get("/metrics")
+    assert_subset(text, real)
+
+
+@pytest.mark.parametrize("version", ["0.5.3", "0.4.6"])
+async def test_an_older_version_prints_the_scheduler_series_it_had(version):
+    async with server("--speculative-algorithm=EAGLE", server_version=version) as client:
+        await client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 300}})
+        _, text = await client.get("/metrics")
+    real = page(f"sglang-{version}-busy64.prom")
+    tokenizer = [name for name in shape(text) if "is_streaming" in str(shape(text)[name][1]) or "inter_token" in name]
+    assert_subset(text, real, but=[*tokenizer, *(name.rsplit("_", 1)[0] for name in tokenizer)])
+    assert len(shape(text)) - len(tokenizer) >= 7
+
+
+async def test_ranks_priorities_and_extra_labels_are_those_of_the_real_one():
+    flags = ("--dp-size=2", "--enable-priority-scheduling", '--extra-metric-labels={"pool": "blue"}')
+    async with server(*flags) as client:
+        await client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 300}})
+        _, text = await client.get("/metrics")
+    real = shape(page("sglang-0.5.23-dp2-priority-extra-label.prom"))
+    for name in ("sglang:num_running_reqs", "sglang:max_total_num_tokens", "sglang:realtime_tokens_total"):
+        assert shape(text)[name] == real[name]
 
 
 async def test_loads_have_the_fields_of_the_real_one():
-    real = json.loads((METRICS / "sglang-0.5.23-v1_loads-busy64-ngram.json").read_text())
-    async with server("--speculative-algorithm=NGRAM") as (_, get):
-        _, text = await get("/v1/loads")
+    real = json.loads(page("sglang-0.5.23-v1_loads-busy64-ngram.json"))
+    async with server("--speculative-algorithm=NGRAM") as client:
+        _, text = await client.get("/v1/loads")
     assert set(json.loads(text)["loads"][0]) <= set(real["loads"][0])
 
 
 async def test_our_own_adapter_reads_it_and_agrees_with_the_truth():
     async with (
-        server("--speculative-algorithm=NGRAM", acceptance=0.5) as (made, get),
-        ClosedLoop(lambda: [get.base], output_tokens=2000) as load,
+        server("--speculative-algorithm=NGRAM", acceptance=0.5) as client,
+        ClosedLoop(lambda: [client.base], output_tokens=2000) as load,
     ):
         load.set_concurrency(12)
-        await until(lambda: made.views[0].gauges.get("spec_num_draft_tokens") == 12.0)
-        answers = [Answer(path, *(await _answer(get, path))) for path in ("/v1/loads", "/metrics")]
+        await until(lambda: client.server.views[0].gauges.get("spec_num_draft_tokens") == 12.0)
+        answers = await client.answers("/v1/loads", "/metrics")
     (scheduler,) = ENGINE.read(answers, 0.0, None).schedulers
     assert scheduler.running_requests == pytest.approx(12, abs=1)
     assert scheduler.draft_tokens == 11
     assert scheduler.acceptance_length == pytest.approx(2.0, rel=0.15)
 
 
-async def _answer(get, path):
-    status, text = await get(path)
-    return status, text.encode()
+async def test_a_tree_shows_its_steps_and_its_size():
+    tree = ("--speculative-num-steps=5", "--speculative-eagle-topk=4", "--speculative-num-draft-tokens=32")
+    async with (
+        server("--speculative-algorithm=EAGLE", *tree) as client,
+        ClosedLoop(lambda: [client.base], output_tokens=2000) as load,
+    ):
+        load.set_concurrency(4)
+        gauges = client.server.views[0].gauges
+        await until(lambda: gauges.get("spec_num_draft_tokens"))
+    assert (gauges["spec_num_steps"], gauges["spec_num_draft_tokens"]) == (5, 32)
+
+
+async def test_acceptance_can_be_forced_as_the_engine_allows():
+    environ = {"SGLANG_SIMULATE_ACC_LEN": "2.5"}
+    async with server("--speculative-algorithm=EAGLE", acceptance=0.1, environ=environ) as client:
+        await client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 2000}})
+        counters = client.server.cores[0].counters
+    assert 1 + counters.accepted_tokens / counters.drafts == pytest.approx(2.5, rel=0.05)
+
+
+# -- traps -------------------------------------------------------------------------------------------------------------
 
 
 async def test_gauges_are_absent_before_the_first_report():
-    async with server() as (_, get):
-        _, text = await get("/metrics")
-    assert "sglang:num_running_reqs" not in names(text)
-    assert "sglang:max_total_num_tokens" in names(text)
+    async with server() as client:
+        (answer,) = await client.answers("/metrics")
+    assert b"sglang:num_running_reqs{" not in answer.body
+    assert b"sglang:max_total_num_tokens{" in answer.body
+    reading = ENGINE.read([answer], 0.0, None)
+    assert reading.schedulers[0].running_requests is None
 
 
 async def test_speculation_gauges_stay_stale_at_idle():
-    async with server("--speculative-algorithm=NGRAM") as (made, get), ClosedLoop(lambda: [get.base]) as load:
+    async with server("--speculative-algorithm=NGRAM") as client, ClosedLoop(lambda: [client.base]) as load:
+        gauges = client.server.views[0].gauges
         load.set_concurrency(4)
-        await until(lambda: made.views[0].gauges.get("spec_accept_length"))
+        await until(lambda: gauges.get("spec_accept_length"))
         load.set_concurrency(0)
-        await until(lambda: made.cores[0].idle and made.views[0].gauges["num_running_reqs"] == 0)
-        assert made.views[0].gauges["gen_throughput"] == 0
-        assert made.views[0].gauges["spec_accept_length"] > 0
+        await until(lambda: client.server.idle and gauges["num_running_reqs"] == 0)
+        assert gauges["gen_throughput"] == 0
+        assert gauges["spec_accept_length"] > 0
+        reading = ENGINE.read(await client.answers("/metrics"), 0.0, None)
+    assert "StaleSpeculationGauges" in {trap.code for trap in reading.traps}
+    assert reading.schedulers[0].running_requests == 0
+    assert reading.schedulers[0].acceptance_length is None
+
+
+async def test_gauges_lag_behind_the_loads_when_requests_have_just_joined():
+    async with server("--decode-log-interval=100000", time_scale=1.0) as client:
+        posts = [
+            asyncio.create_task(
+                client.post("/generate", {"input_ids": [1] * 9, "sampling_params": {"max_new_tokens": 200}})
+            )
+            for _ in range(6)
+        ]
+        await until(lambda: client.server.views[0].loads["running"] == 6)
+        assert client.server.views[0].gauges["num_running_reqs"] < 6
+        reading = ENGINE.read(await client.answers("/v1/loads", "/metrics"), 0.0, None)
+        assert reading.schedulers[0].running_requests == 6
+        assert "GaugesLagBehindLoads" in {trap.code for trap in reading.traps}
+        client.server.abort_all()
+        await asyncio.gather(*posts)
+
+
+async def test_a_stuck_queue_has_no_batch():
+    async with server() as client, ClosedLoop(lambda: [client.base], output_tokens=5000) as load:
+        load.set_concurrency(6)
+        await until(lambda: client.server.views[0].loads["running"] == 6)
+        await client.post("/emulator/faults", {"fault": "stuck-queue"})
+        reading = ENGINE.read(await client.answers("/v1/loads", "/metrics"), 0.0, None)
+        assert "QueueWithoutBatch" in {trap.code for trap in reading.traps}
+        await client.post("/emulator/faults", {"fault": None})
+        await until(lambda: len(client.server.cores[0].running) == 6)
+
+
+async def test_several_ranks_are_several_schedulers():
+    async with server("--dp-size=2") as client, ClosedLoop(lambda: [client.base], output_tokens=2000) as load:
+        load.set_concurrency(8)
+        await until(lambda: all(view.loads["running"] >= 3 for view in client.server.views))
+        reading = ENGINE.read(await client.answers("/v1/loads", "/metrics"), 0.0, None)
+    assert len(reading.schedulers) == 2
+    assert sum(scheduler.running_requests for scheduler in reading.schedulers) == pytest.approx(8, abs=1)
 
 
 async def test_metrics_need_their_flag():
-    command = ["-m", "sglang.launch_server", "--model-path=tiny"]
-    made = SGLangServer(Options(ADDRESS), command)
-    assert "/metrics" not in {route.resource.canonical for route in made.application().router.routes()}
+    async with server(metrics=False) as client:
+        assert (await client.get("/metrics"))[0] == 404
+        assert (await client.get("/v1/loads"))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -136,70 +183,76 @@ async def test_metrics_need_their_flag():
     ],
 )
 def test_routes_come_with_their_version(version, has, has_not):
-    made = SGLangServer(Options(ADDRESS, server_version=version), ["-m", "sglang.launch_server"])
-    routes = {route.resource.canonical for route in made.application().router.routes()}
+    routes = {route.path for route in sglang(server_version=version).routes()}
     assert has <= routes
     assert not has_not & routes
 
 
 async def test_keys_guard_all_but_health_and_metrics_and_stand_in_clear_text():
-    async with server("--api-key=k3y") as (_, get):
-        assert (await get("/v1/loads"))[0] == 401
-        assert (await get("/metrics"))[0] == 200
-        status, text = await get("/server_info", headers={"Authorization": "Bearer k3y"})
+    async with server("--api-key=k3y") as client:
+        assert (await client.get("/v1/loads"))[0] == 401
+        assert (await client.get("/metrics"))[0] == 200
+        status, text = await client.get("/server_info", headers={"Authorization": "Bearer k3y"})
         assert status == 200
         assert "k3y" in text
 
 
 async def test_set_internal_state_caps_the_batch_and_tells_the_truth_since_0_5_15():
-    async with server("--dp-size=2") as (made, get):
+    async with server("--dp-size=2") as client:
         for value, answer in ((16, [True, True]), (100_000, [False, False])):
             body = {"server_args": {"pp_max_micro_batch_size": value}}
-            async with get.session.post("/set_internal_state", json=body) as said:
-                assert await said.json() == answer
-        assert [core.running_cap for core in made.cores] == [16, 16]
+            assert json.loads((await client.post("/set_internal_state", body))[1]) == answer
+        assert [core.running_cap for core in client.server.cores] == [16, 16]
+        _, text = await client.get("/v1/loads")
+        assert json.loads(text)["loads"][0]["max_running_requests"] == 256
         body = {"server_args": {"speculative_num_steps": 1}}
-        async with get.session.post("/set_internal_state", json=body) as said:
-            assert await said.json() == [False, False]
-    async with (
-        server(server_version="0.5.13") as (made, get),
-        get.session.post("/set_internal_state", json=body) as said,
-    ):
-        assert await said.json() == [True]
+        assert json.loads((await client.post("/set_internal_state", body))[1]) == [False, False]
+    async with server(server_version="0.5.13") as client:
+        assert json.loads((await client.post("/set_internal_state", body))[1]) == [True]
+
+
+async def test_paused_it_is_not_ready_and_goes_on_afterwards():
+    async with server() as client:
+        await client.post("/pause_generation", {"mode": "retract"})
+        assert (await client.get("/ready"))[0] == 503
+        post = asyncio.create_task(
+            client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 5}})
+        )
+        await until(lambda: client.server.cores[0].waiting)
+        await client.post("/continue_generation")
+        assert (await post)[0] == 200
 
 
 async def test_generate_counts_tokens_and_openai_streams_them():
-    async with server("--speculative-algorithm=NGRAM") as (_, get):
+    async with server("--speculative-algorithm=NGRAM") as client:
         body = {"input_ids": [1] * 5, "sampling_params": {"max_new_tokens": 40}}
-        async with get.session.post("/generate", json=body) as answer:
-            meta = (await answer.json())["meta_info"]
+        meta = json.loads((await client.post("/generate", body))[1])["meta_info"]
         assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 40)
         assert 0 < meta["spec_verify_ct"] <= 40
+        streamed = await client.events("/generate", {**body, "stream": True})
+        assert streamed[-1] == "[DONE]"
+        assert json.loads(streamed[-2])["meta_info"]["completion_tokens"] == 40
         body = {
             "messages": [{"content": "a b c"}],
             "max_tokens": 30,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async with get.session.post("/v1/chat/completions", json=body) as answer:
-            events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
+        events = await client.events("/v1/chat/completions", body)
         assert events[-1] == "[DONE]"
         chunks = [json.loads(event) for event in events[:-1]]
-        assert chunks[-1]["usage"]["completion_tokens"] == 30
-        text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+        assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 30, "total_tokens": 33}
+        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1])
         assert len(text.split()) == 30
 
 
 async def test_faults_can_be_switched_while_it_runs():
-    async with server() as (_, get):
-        async with get.session.post("/emulator/faults", json={"fault": "html"}) as answer:
-            assert answer.status == 200
-        assert "<html>" in (await get("/v1/loads"))[1]
-        async with get.session.post("/emulator/faults", json={"fault": "nonsense"}) as answer:
-            assert answer.status == 400
-        async with get.session.post("/emulator/faults", json={"fault": None}) as answer:
-            assert answer.status == 200
-        assert json.loads((await get("/v1/loads"))[1])["version"] == "0.5.23"
+    async with server() as client:
+        assert (await client.post("/emulator/faults", {"fault": "html"}))[0] == 200
+        assert "<html>" in (await client.get("/v1/loads"))[1]
+        assert (await client.post("/emulator/faults", {"fault": "nonsense"}))[0] == 400
+        assert (await client.post("/emulator/faults", {"fault": None}))[0] == 200
+        assert json.loads((await client.get("/v1/loads"))[1])["version"] == "0.5.23"
 
 
 # -- start-up arguments --------------------------------------------------------------------------------------------------
@@ -236,9 +289,8 @@ def test_an_ambiguous_prefix_ends_the_server_with_status_2():
 
 
 def test_none_as_algorithm_is_no_off_switch():
-    made = SGLangServer(Options(ADDRESS), ["-m", "sglang.launch_server", "--speculative-algorithm=NONE"])
     with pytest.raises(LaunchError):
-        made._fail_as_the_engine_would()
+        sglang("--speculative-algorithm=NONE").after_load()
 
 
 def test_a_flat_adaptive_file_fails_from_0_5_13(tmp_path):
@@ -263,18 +315,15 @@ def test_an_unsupported_combination_warns_and_stays_static():
 
 def test_a_key_acts_from_the_batch_after_the_previous_graph_size(tmp_path):
     """With graphs at 80, 88, 96 a key 96 acts from batch 89."""
-    from crossover.emulate.sglang_args import DraftPolicy
-
     flags = adaptive(tmp_path, {"1": {"candidate_steps": [3]}, "96": {"candidate_steps": [0]}})
     args = ("--speculative-algorithm=EAGLE", "--speculative-num-steps=3", "--speculative-eagle-topk=1", *flags)
-    policy = DraftPolicy(launch(*args, "--max-running-requests=128", root=tmp_path))
-    assert [policy._length(batch) for batch in (80, 88, 89, 96, 97)] == [3, 3, 0, 0, 0]
+    policy = launch(*args, "--max-running-requests=128", root=tmp_path).drafts()
+    assert [policy.choose(batch) for batch in (80, 88, 89, 96, 97)] == [3, 3, 0, 0, 0]
 
 
 def test_a_list_that_mixes_0_with_others_oscillates(tmp_path):
-    from crossover.emulate.sglang_args import DraftPolicy
-
     flags = adaptive(tmp_path, {"1": {"candidate_steps": [0, 3]}})
     args = ("--speculative-algorithm=EAGLE", "--speculative-num-steps=3", "--speculative-eagle-topk=1", *flags)
-    policy = DraftPolicy(launch(*args, root=tmp_path))
-    assert {policy._length(4) for _ in range(20)} == {0, 3}
+    policy = launch(*args, root=tmp_path).drafts()
+    assert isinstance(policy, AdaptiveSteps)
+    assert {policy.choose(4) for _ in range(20)} == {0, 3}

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect
-from crossover.emulate.sglang_args import DraftPolicy, LaunchError, parse
+from crossover.emulate.commands import LaunchError
+from crossover.emulate.sglang_args import AdaptiveSteps, parse
 from crossover.engines.contract import ContainerEdit, Refusal, WantedSpeculation
 from crossover.engines.sglang_settings import capability_of_container, edit, read, render
 
@@ -126,22 +127,19 @@ schedules = st.lists(st.tuples(st.integers(2, 128), st.integers(0, 7)), max_size
 @given(schedules)
 def test_with_cuda_graph_padding_no_band_begins_earlier_than_asked(schedule):
     """The emulator's lookup is the engine's: pad up to a graph size, then the largest key not above it."""
-    from types import SimpleNamespace
-
     file = render(schedule, able())
     table = {int(key): value["candidate_steps"] for key, value in json.loads(file.content).items()}
     assert all(len(steps) == 1 for steps in table.values())
-    launch = SimpleNamespace(adaptive=True, graph_sizes=list(SIZES), table=table)
-    policy = DraftPolicy(launch)
+    policy = AdaptiveSteps(table, SIZES)
     for batch in range(1, 129):
         position = max(i for i, (key, _) in enumerate(schedule) if key <= batch)
         allowed = {draft for _, draft in schedule[: position + 1]}
-        assert policy._length(batch) in allowed
+        assert policy.choose(batch) in allowed
     for key, draft in schedule:
         if key in {size + 1 for size in SIZES} | {1} and key <= 128:
             later = [other for other, _ in schedule if other > key]
             if not later or later[0] > min((s for s in SIZES if s >= key), default=key):
-                assert policy._length(key) == draft
+                assert policy.choose(key) == draft
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crossover.emulate.core import EngineCore
+from crossover.emulate.commands import LaunchError, inside, words_after
+from crossover.emulate.drafts import Drafts, Fixed, Off
+from crossover.emulate.requests import Step
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "NONE")
 DEFAULT_TABLE = {"1": [1, 3, 5, 7], "8": [0, 1, 3], "32": [0, 1], "64": [0]}
@@ -23,10 +24,7 @@ SPECULATIVE_MAX_RUNNING = 48
 PLAIN_MAX_RUNNING = 256
 PROBE_BATCHES = 5
 """A list that mixes 0 with other lengths probes the next length after this many batches."""
-
-
-class LaunchError(Exception):
-    """The server exits at start-up with this message (after loading, where the real one does)."""
+ENTRY_POINTS = ("sglang.launch_server", "launch_server.py", "sglang serve")
 
 
 @dataclass
@@ -39,6 +37,7 @@ class Launch:
     algorithm: str | None = None
     steps: int = 0
     draft_tokens: int = 0
+    """Verified per request, as the argument counts: one more than the draft of a chain."""
     topk: int = 1
     table: dict[int, list[int]] = field(default_factory=dict)
     """Adaptive steps by batch size; empty = a fixed length."""
@@ -57,6 +56,46 @@ class Launch:
         """Captured CUDA-graph batch sizes."""
         return [1, 2, 4, 8, 12, 16, *range(24, self.max_running_requests + 1, 8)]
 
+    def drafts(self) -> Drafts:
+        """The control of one scheduler."""
+        if self.algorithm is None:
+            return Off()
+        if self.adaptive:
+            return AdaptiveSteps(self.table, self.graph_sizes)
+        if self.algorithm == "NGRAM":
+            return Fixed(self.draft_tokens - 1, drafts_free=True)
+        return Fixed(self.steps, tree=self.draft_tokens if self.topk > 1 else None)
+
+
+class AdaptiveSteps:
+    """The engine's own table from batch sizes to candidate steps."""
+
+    speculates = True
+    drafts_free = False
+
+    def __init__(self, table: Mapping[int, Sequence[int]], graph_sizes: Sequence[int]) -> None:
+        self._table, self._sizes = table, sorted(graph_sizes)
+        self._keys = sorted(table)
+        self._batches = 0
+
+    def choose(self, batch: int) -> int:
+        """The batch is padded to the next captured size, then the largest key up to it counts."""
+        padded = next((size for size in self._sizes if size >= batch), batch)
+        key = max((key for key in self._keys if key <= padded), default=self._keys[0])
+        steps = self._table[key]
+        if len(steps) == 1:
+            return steps[0]
+        self._batches += 1
+        if 0 in steps:
+            return 0 if (self._batches // PROBE_BATCHES) % 2 == 0 else steps[1]
+        return steps[len(steps) // 2]
+
+    def verified(self, draft: int) -> int:
+        return draft + 1
+
+    def observe(self, step: Step) -> None:
+        pass
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sglang.launch_server", exit_on_error=True)
@@ -69,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--enable-metrics", action="store_true")
     parser.add_argument("--enable-metrics-for-all-schedulers", action="store_true")
     parser.add_argument("--enable-priority-scheduling", action="store_true")
+    parser.add_argument("--extra-metric-labels", type=json.loads, default={})
     parser.add_argument("--max-running-requests", type=int)
     parser.add_argument("--max-total-tokens", type=int)
     parser.add_argument("--tp-size", "--tensor-parallel-size", type=int, default=1)
@@ -91,22 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def words_of(command: Sequence[str]) -> list[str]:
-    """The server's own words out of a container command: after the module name, or inside `sh -c`."""
-    words = list(command)
-    if len(words) >= 3 and words[0].rsplit("/", 1)[-1] in ("sh", "bash") and words[1].endswith("c"):
-        words = shlex.split(words[2].replace("\\\n", " "))
-    for position, word in enumerate(words):
-        if word == "sglang.launch_server" or word.endswith("launch_server.py"):
-            return words[position + 1 :]
-        if word == "serve" and position and words[position - 1].endswith("sglang"):
-            return words[position + 1 :]
-    return [word for word in words if word.startswith("-") or words.index(word) > 0]
-
-
 def parse(command: Sequence[str], version: tuple[int, ...], root: Path) -> Launch:
     """Arguments as far as they are checked before loading. Raises SystemExit(2) as argparse does, or LaunchError."""
-    args, _ = _parser().parse_known_args(words_of(command))
+    args, _ = _parser().parse_known_args(words_after(command, ENTRY_POINTS))
     launch = Launch(args, tuple(command), version)
     if args.speculative_algorithm is None:
         return launch
@@ -153,9 +180,8 @@ def _resolve_adaptive(launch: Launch, root: Path) -> None:
     table: Mapping[str, Any] = {key: {"candidate_steps": steps} for key, steps in DEFAULT_TABLE.items()}
     path = args.speculative_adaptive_config
     if path is not None:
-        file = root / path.lstrip("/") if (root / path.lstrip("/")).exists() else Path(path)
         try:
-            table = json.loads(file.read_text())
+            table = json.loads(inside(root, path).read_text())
         except (OSError, ValueError) as error:
             raise LaunchError(f"{type(error).__name__}: speculative_adaptive_config") from None
     launch.table = _checked(table, launch)
@@ -180,35 +206,3 @@ def _checked(table: Mapping[str, Any], launch: Launch) -> dict[int, list[int]]:
 
 
 _SHARED_KEYS = ("ema_alpha", "update_interval", "warmup_batches", "up_hysteresis", "down_hysteresis", "ceiling_coeff")
-
-
-class DraftPolicy:
-    """Draft length for a decode batch: the callback of `EngineCore`. Also remembers when it changed."""
-
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
-        self._batches = 0
-        self.moves: list[tuple[float, int]] = []
-        """(engine clock, new draft length), for the emulator's own log."""
-
-    def __call__(self, batch: int, core: EngineCore) -> int:
-        length = self._length(batch)
-        if not self.moves or self.moves[-1][1] != length:
-            self.moves.append((core._clock, length))
-        return length
-
-    def _length(self, batch: int) -> int:
-        launch = self._launch
-        if not launch.adaptive:
-            return launch.draft_tokens - 1
-        sizes = launch.graph_sizes
-        padded = next((size for size in sizes if size >= batch), batch)
-        keys = sorted(launch.table)
-        key = max((key for key in keys if key <= padded), default=keys[0])
-        steps = launch.table[key]
-        if len(steps) == 1:
-            return steps[0]
-        self._batches += 1
-        if 0 in steps:
-            return 0 if (self._batches // PROBE_BATCHES) % 2 == 0 else steps[1]
-        return steps[len(steps) // 2]

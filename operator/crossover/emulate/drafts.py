@@ -1,0 +1,81 @@
+"""How an engine chooses the draft length of its next decode step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+from crossover.emulate.requests import Step
+
+
+class Drafts(Protocol):
+    """The engine's own control. One per scheduler."""
+
+    speculates: bool
+    """The process was started with speculation: its draft, its buffers and its extra work are there."""
+    drafts_free: bool
+    """Drafts come from a table of n-grams, not from a model."""
+
+    def choose(self, batch: int) -> int:
+        """Draft tokens for a step of that many requests."""
+
+    def verified(self, draft: int) -> int:
+        """Tokens verified per request at that draft length."""
+
+    def observe(self, step: Step) -> None:
+        """What the step gave, for controls that learn."""
+
+
+class Off:
+    """Started without speculation."""
+
+    speculates = False
+    drafts_free = True
+
+    def choose(self, batch: int) -> int:
+        return 0
+
+    def verified(self, draft: int) -> int:
+        return 1
+
+    def observe(self, step: Step) -> None:
+        pass
+
+
+class Fixed:
+    """Always the same. ``tree`` is the number of tokens verified where the draft is a tree, not a chain."""
+
+    speculates = True
+
+    def __init__(self, draft: int, *, tree: int | None = None, drafts_free: bool = False) -> None:
+        self._draft, self._tree, self.drafts_free = draft, tree, drafts_free
+
+    def choose(self, batch: int) -> int:
+        return self._draft
+
+    def verified(self, draft: int) -> int:
+        return self._tree if self._tree is not None and draft else draft + 1
+
+    def observe(self, step: Step) -> None:
+        pass
+
+
+class Scheduled:
+    """By the batch alone, without hysteresis: (from batch, draft tokens), ascending; before the first key its length."""
+
+    speculates = True
+
+    def __init__(self, schedule: Sequence[tuple[int, int]], *, drafts_free: bool = False) -> None:
+        self.drafts_free = drafts_free
+        self._keys = [key for key, _ in schedule]
+        self._lengths = [length for _, length in schedule]
+
+    def choose(self, batch: int) -> int:
+        return self._lengths[max(0, bisect_right(self._keys, batch) - 1)]
+
+    def verified(self, draft: int) -> int:
+        return draft + 1
+
+    def observe(self, step: Step) -> None:
+        pass
