@@ -58,6 +58,15 @@ def test_the_clairvoyant_plans_steady_state_is_the_fleets():
     assert steady_tpot(PHYSICS, table, trace, 20.0) == pytest.approx(fleet.state.tpot_seconds, rel=0.05)
 
 
+def test_more_requests_than_the_batch_limit_pass_through_a_long_bin():
+    """Ten seconds of 60 requests/s of half a second each need 30 places, not 600."""
+    fleet = Fleet(PHYSICS, 1, OFF, seed=1)
+    for _ in range(20):
+        fleet.step(Bin(600.0, 10, 60), 10.0)
+    assert fleet.state.waiting == 0
+    assert fleet.state.running < 100
+
+
 def test_new_replicas_come_after_their_start_up_time_and_cost_from_the_start():
     fleet = Fleet(Physics(PHYSICS.plant, startup_median_seconds=50.0, startup_sigma=0.0), 1, OFF, seed=1)
     fleet.scale(3)

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from crossover.simulate.fleet import Physics
 from crossover.simulate.observation import Observation
-from crossover.simulate.policies import peers
+from crossover.simulate.plant import plant
+from crossover.simulate.policies import dynamo, peers, wva
 from crossover.simulate.policies.base import HPABehavior, hpa_pods_metric, keda_average_value
+from crossover.simulate.traces import Bin, Trace
 
 SEEN = Observation(
     at_seconds=0.0,
@@ -86,17 +89,17 @@ def test_aibrix_apa_takes_the_min_as_shipped(takes_min, wanted):
     ("kv", "waiting", "wanted"), [(0.75, 0, 5), (0.50, 12, 5), (0.50, 0, 3), (0.60, 0, 4), (0.85, 0, 5)]
 )
 def test_wva_v1_keeps_a_tenth_of_kv_and_three_of_the_queue_spare(kv, waiting, wanted):
-    policy = peers.WVASaturation(0.0)
+    policy = wva.Saturation(0.0)
     policy._behavior.shape = lambda now, current, value: value
     assert policy.decide(replace(SEEN, kv_usage=kv, waiting=float(waiting))) == wanted
 
 
 def test_wva_holds_while_pods_are_pending():
-    assert peers.WVASaturation(0.0).decide(replace(SEEN, kv_usage=0.95, pending=1)) is None
+    assert wva.Saturation(0.0).decide(replace(SEEN, kv_usage=0.95, pending=1)) is None
 
 
 def test_dynamo_load_adds_one_above_its_kv_and_takes_one_below_60_percent():
-    policy = peers.DynamoLoad(0.0)
+    policy = dynamo.Load(0.0)
     assert policy.decide(replace(SEEN, kv_usage=0.9, waiting=400.0)) == 5
     assert policy.decide(replace(SEEN, kv_usage=0.5)) == 3
     assert policy.decide(replace(SEEN, kv_usage=0.7)) == 4
@@ -116,9 +119,42 @@ def test_ray_acts_only_when_it_has_held_30_seconds_up_or_600_down():
     assert policy.decide(replace(SEEN, at_seconds=31.0, running=128.0)) == 8
 
 
-@pytest.mark.parametrize(
-    "make",
-    [peers.HPA, peers.KEDA, peers.KPA, peers.WVATokens, peers.WVAQueueing, peers.DynamoSLA, peers.KEDAOnly, peers.Ray],
-)
+def steady_trace(rate=20.0):
+    return Trace("t", 1.0, tuple(Bin(rate, 1000, 200) for _ in range(60)))
+
+
+def informed():
+    return (Physics(plant("8b-h100", 0.63)), steady_trace())
+
+
+def test_wva_queueing_keeps_two_thirds_of_the_rate_that_its_formula_allows():
+    physics, trace = informed()
+    alpha, beta, gamma = (physics.plant.step_seconds(b, 0, kv, False) for b, kv in ((1, 0.0), (128, 0.0), (1, 1e5)))
+    beta, gamma = (beta - alpha) / 127, (gamma - alpha) / 1e5
+    prefill = physics.plant.prefill_seconds(8192) / 8192
+    highest = (2 / 3) / (beta * 200 + prefill * 1000 + gamma * 201 * 1100)
+    policy = wva.Queueing(physics, trace)
+    policy._behavior.shape = lambda now, current, value: value
+    seen = replace(SEEN, mean_input=1000.0, mean_output=200.0)
+    assert policy.decide(replace(seen, arrival_rate=2.9 * highest)) == 3
+    assert policy.decide(replace(seen, arrival_rate=3.1 * highest)) == 4
+
+
+def test_dynamo_sla_adds_above_a_target_takes_below_80_percent_of_both_and_keeps_its_floor():
+    physics, trace = informed()
+    target = physics.tpot_target_seconds
+    calm = replace(SEEN, arrival_rate=0.1, mean_input=500.0, waiting=0.0)
+    policy = dynamo.SLA(physics, trace)
+    assert policy.decide(replace(calm, tpot_seconds=1.1 * target)) == 5
+    assert policy.decide(replace(calm, tpot_seconds=0.9 * target)) == 4
+    assert policy.decide(replace(calm, tpot_seconds=0.7 * target)) == 3
+    busy = dynamo.SLA(physics, trace)
+    assert busy.decide(replace(calm, arrival_rate=1000.0, tpot_seconds=0.7 * target)) > 4
+
+
+INFORMED = [lambda target: wva.Queueing(*informed()), lambda target: dynamo.SLA(*informed())]
+
+
+@pytest.mark.parametrize("make", [peers.HPA, peers.KEDA, peers.KPA, wva.Tokens, peers.KEDAOnly, peers.Ray, *INFORMED])
 def test_lost_metrics_change_nothing(make):
     assert make(32.0).decide(replace(SEEN, known=False)) is None

@@ -8,18 +8,19 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.simulate.catalog import CATALOG, DEFAULT
-from crossover.simulate.compare import TUNING_SHARE, Comparison, compare
+from crossover.simulate.compare import TUNING_SHARE, Comparison, Rules, compare, runs
 from crossover.simulate.fleet import Physics
 from crossover.simulate.plant import ACCEPTANCE, plant
 from crossover.simulate.report import COLUMNS, html_page
 from crossover.simulate.run import Bounds
 from crossover.simulate.table_plant import read_points
 from crossover.simulate.traces import Trace, TraceError, read
+from crossover.simulate.verdict import sentences, verdicts
 
 app = typer.Typer()
 
@@ -49,11 +50,16 @@ def simulate(
     min_replicas: Annotated[int, typer.Option(min=1)] = 1,
     max_replicas: Annotated[int, typer.Option(min=1)] = 64,
     max_draft_tokens: Annotated[int, typer.Option(min=1, max=16)] = 5,
-    threshold: Annotated[int, typer.Option(min=1, help="Of tables typed by hand, in running requests.")] = 32,
     ttft: Annotated[float, typer.Option(min=0.01, help="Target, seconds.")] = 2.0,
     tpot: Annotated[float, typer.Option(min=0.001, help="Target, seconds.")] = 0.04,
     workload: Annotated[str, typer.Option(help=f"Acceptance by class: {', '.join(ACCEPTANCE)}.")] = "chat",
     startup_seconds: Annotated[float, typer.Option(min=0, help="Median start-up of a pod.")] = 180.0,
+    attainment: Annotated[
+        float, typer.Option(min=0, max=1, help="What the search asks of every policy on the tuning part.")
+    ] = 0.99,
+    frontier: Annotated[
+        bool, typer.Option(help="Run every choice of every policy over the contest, and compare at equal attainment.")
+    ] = False,
     metric_loss: Annotated[float, typer.Option(min=0, max=1, help="Share of looks that see nothing.")] = 0.0,
     fail_at: Annotated[float | None, typer.Option(help="One pod fails at this second of the contest.")] = None,
     lengths: Annotated[str | None, typer.Option(help="IN,OUT mean tokens, for traces of rates.")] = None,
@@ -87,7 +93,8 @@ def simulate(
         failure_seconds=fail_at,
     )
     bounds = Bounds(min_replicas, max_replicas)
-    made = _compare(used, physics, bounds, names, seed or [1], max_draft_tokens, threshold, belief, metric_loss)
+    rules = Rules(tuple(seed or [1]), attainment, metric_loss, frontier)
+    made = _compare(used, physics, bounds, rules, names, max_draft_tokens, belief)
     _write(out, made, _notes(used, plant_source, profile, physics, workload))
     _show(made)
     if as_json:
@@ -109,27 +116,27 @@ def _compare(
     trace: Trace,
     physics: Physics,
     bounds: Bounds,
+    rules: Rules,
     names: tuple[str, ...],
-    seeds: list[int],
     max_draft_tokens: int,
-    threshold: int,
     belief: Profile | None,
-    metric_loss: float,
 ) -> Comparison:
-    runs = sum(len(seeds) + (len(CATALOG[name].targets) if len(CATALOG[name].targets) > 1 else 0) for name in names)
-    columns = (SpinnerColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed}/{task.total} {task.description}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("reading", total=runs)
+        bar = progress.add_task("reading", total=runs(names, rules))
         return compare(
             trace,
             physics,
             bounds,
+            rules,
             policies=names,
-            seeds=seeds,
             max_draft_tokens=max_draft_tokens,
-            threshold=threshold,
             profile=belief,
-            metric_loss=metric_loss,
             progress=lambda text: progress.update(bar, description=text, advance=1),
         )
 
@@ -155,7 +162,9 @@ def _show(made: Comparison) -> None:
     columns = [column for column in COLUMNS if column[0] in BRIEF]
     table = Table(title=made.trace)
     for _, title, _ in columns:
-        table.add_column(title, justify="left" if title == "policy" else "right")
+        table.add_column(title, justify="left" if title == "policy" else "right", no_wrap=title == "policy")
     for item in made.outcomes:
         table.add_row(*(format(getattr(item, name), form) for name, _, form in columns))
     Console().print(table)
+    for verdict in verdicts(made):
+        typer.echo("\n".join(sentences(verdict)))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from crossover.api.points import CalibrationPoint
 from crossover.decide.profile import Profile, fit_profile
-from crossover.simulate.catalog import CATALOG, Entry, Setting, table_for
+from crossover.simulate.catalog import CATALOG, CLAIRVOYANT, Choice, Setting, table_for
 from crossover.simulate.fleet import Physics
 from crossover.simulate.plant import Plant
 from crossover.simulate.policies.own import best_table, capacity
@@ -18,18 +18,27 @@ from crossover.simulate.run import Bounds, Outcome, run
 from crossover.simulate.traces import Trace
 
 TUNING_SHARE = 0.25
-ENOUGH = 0.95
-"""Attainment at which the search prefers the cheaper target."""
-CLAIRVOYANT = "clairvoyant"
+NEARLY = 0.01
+"""Where nobody attains what is asked, this much below the best attainment is as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One choice of one policy over the whole contest."""
+
+    policy: str
+    choice: Choice
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All outcomes, and the target that the search chose for each policy."""
+    """All outcomes, what the search chose for each policy, and (asked for) what every choice would have come to."""
 
     trace: str
     outcomes: tuple[Outcome, ...]
-    targets: dict[str, float]
+    chosen: dict[str, Choice]
+    frontier: tuple[Try, ...] = ()
 
     def summary(self) -> list[dict[str, Any]]:
         """One record per (trace, policy, seed)."""
@@ -40,7 +49,7 @@ class Comparison:
             del record["series"]
             base = limit.get(item.seed)
             record["ratio_to_clairvoyant"] = item.gpu_hours / base if base else None
-            records.append({"trace": self.trace, **record, "target": self.targets.get(item.policy)})
+            records.append({"trace": self.trace, **record, "tuned": str(self.chosen[item.policy])})
         return records
 
 
@@ -71,61 +80,99 @@ def believed_profile(plant: Plant, physics: Physics, longest: int, trace: Trace,
     return fit_profile(points)
 
 
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for every policy of a comparison."""
+
+    seeds: Sequence[int]
+    attainment: float = 0.99
+    """The search takes the cheapest choice that attains this on the tuning part."""
+    metric_loss: float = 0.0
+    frontier: bool = False
+    """Run every choice over the contest too."""
+
+
 def compare(
     trace: Trace,
     physics: Physics,
     bounds: Bounds,
+    rules: Rules,
     *,
     policies: Sequence[str],
-    seeds: Sequence[int],
     max_draft_tokens: int,
-    threshold: int,
     profile: Profile | None = None,
-    metric_loss: float = 0.0,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = lambda text: None,
 ) -> Comparison:
     """``progress`` is called before every run."""
     context = trace.mean_input_tokens + trace.mean_output_tokens / 2
-    belief = profile or believed_profile(physics.plant, physics, max_draft_tokens, trace, seeds[0])
+    belief = profile or believed_profile(physics.plant, physics, max_draft_tokens, trace, rules.seeds[0])
     best = best_table(physics.plant, physics, max_draft_tokens, context)
     first = trace.window(0.0, trace.seconds * TUNING_SHARE)
     rest = trace.window(trace.seconds * TUNING_SHARE, None)
-    outcomes, targets = [], {}
+    tuning = Setting(first, physics, bounds, max_draft_tokens, belief, best)
+    contest = replace(tuning, trace=rest)
+    outcomes, chosen, frontier = [], {}, []
+    for name in policies:
+        ground = contest if CATALOG[name].hindsight else tuning
+        chosen[name] = _tuned(name, ground, rules, progress)
+        for seed in rules.seeds:
+            progress(f"{name} seed {seed}")
+            outcomes.append(_one(name, contest, chosen[name], seed, rules.metric_loss))
+        if rules.frontier:
+            for choice in CATALOG[name].choices:
+                progress(f"{name} with {choice}")
+                frontier.append(Try(name, choice, _one(name, contest, choice, rules.seeds[0], rules.metric_loss)))
+    return Comparison(trace.name, tuple(outcomes), chosen, tuple(frontier))
+
+
+def runs(policies: Sequence[str], rules: Rules) -> int:
+    """How often `compare` calls ``progress``."""
+    total = 0
     for name in policies:
         entry = CATALOG[name]
-        setting = Setting(first, physics, bounds, max_draft_tokens, threshold, belief, best)
-        target = _tuned(name, entry, setting, seeds[0], progress)
-        if len(entry.targets) > 1:
-            targets[name] = target
-        contest = Setting(rest, physics, bounds, max_draft_tokens, threshold, belief, best)
-        for seed in seeds:
-            progress(f"{name} seed {seed}")
-            outcomes.append(_one(name, entry, contest, target, seed, metric_loss))
-    return Comparison(trace.name, tuple(outcomes), targets)
+        search = len(entry.targets) + max(len(entry.tables) - 1, 0)
+        total += len(rules.seeds) + (search if search > 1 else 0) + (len(entry.choices) if rules.frontier else 0)
+    return total
 
 
-def _tuned(name: str, entry: Entry, setting: Setting, seed: int, progress: Callable[[str], None]) -> float:
-    """Cheapest target that attains enough on the tuning part; the best attainment where none does."""
-    if len(entry.targets) == 1:
-        return entry.targets[0]
-    tried = []
-    for target in entry.targets:
-        progress(f"{name} tuning, target {target:g}")
-        tried.append((target, _one(name, entry, setting, target, seed, 0.0)))
-    enough = [item for item in tried if item[1].attainment >= ENOUGH]
-    if enough:
-        return min(enough, key=lambda item: item[1].gpu_hours)[0]
-    return max(tried, key=lambda item: (item[1].attainment, -item[1].gpu_hours))[0]
+def _tuned(name: str, setting: Setting, rules: Rules, progress: Progress) -> Choice:
+    """The stock table with every target, then every other table with the target found."""
+    entry = CATALOG[name]
+    stock = entry.choices[: len(entry.targets)]
+    others = entry.tables[1:]
+    if len(stock) + len(others) == 1:
+        return stock[0]
+
+    def outcome(choice: Choice) -> tuple[Choice, Outcome]:
+        progress(f"{name} tuning with {choice}")
+        return choice, _one(name, setting, choice, rules.seeds[0], 0.0)
+
+    tried = [outcome(choice) for choice in stock]
+    found = cheapest(tried, rules.attainment)
+    if not others:
+        return found
+    tried = [item for item in tried if item[0] == found] + [outcome(replace(found, table=table)) for table in others]
+    return cheapest(tried, rules.attainment)
 
 
-def _one(name: str, entry: Entry, setting: Setting, target: float, seed: int, metric_loss: float) -> Outcome:
+def cheapest(tried: Sequence[tuple[Choice, Outcome]], attainment: float) -> Choice:
+    """The cheapest that attains enough, or nearly as much as the best where none does. The first of equals."""
+    enough = min(attainment, max(outcome.attainment for _, outcome in tried) - NEARLY)
+    return min((item for item in tried if item[1].attainment >= enough), key=lambda item: item[1].gpu_hours)[0]
+
+
+def _one(name: str, setting: Setting, choice: Choice, seed: int, metric_loss: float) -> Outcome:
+    entry = CATALOG[name]
     return run(
         name,
         setting.trace,
         setting.physics,
         setting.bounds,
-        table_for(entry, setting),
-        lambda fleet: entry.make(setting, target, fleet),
+        table_for(name, entry, choice, setting),
+        lambda fleet: entry.make(setting, choice, fleet),
         seed=seed,
         metric_loss=metric_loss,
         start=_start(setting),

@@ -18,6 +18,7 @@ from crossover.simulate.traces import Bin
 DROP_SECONDS = 300.0
 """A client that has waited this long for its first token has gone."""
 MOST_PREFILL = 0.9
+ITERATIONS = 3
 DraftTable = Callable[[float], tuple[int, bool]]
 """Running requests per replica -> (draft length, off)."""
 
@@ -123,29 +124,42 @@ class Fleet:
         self.restarts += self.state.ready
 
     def step(self, arrivals: Bin, dt: float) -> list[Served]:
-        state, physics = self.state, self.physics
+        state = self.state
         state.now += dt
         self._lifecycle(dt)
         if arrivals.requests:
             state.queue.append(Cohort(state.now, arrivals.requests, arrivals.input_tokens, arrivals.output_tokens))
         self._smooth(arrivals, dt)
-        per_replica = state.running / state.ready
-        draft, off = self.table(per_replica)
-        length = physics.plant.acceptance_length(draft)
-        context = per_replica * state.mean_context
-        time = physics.plant.step_seconds(max(per_replica, 1.0), draft, context, off)
         # A request feels the prefills of others over its whole life, not those of one bin.
         life = max(dt, state.mean_output * max(state.tpot_seconds, 0.002))
         state.prefill_share += dt / life * (self._prefill_share(arrivals, dt) - state.prefill_share)
-        tpot = time / length / (1 - min(MOST_PREFILL, state.prefill_share))
-        admitted = self._admit(tpot, time)
-        coming = sum(item.requests for item in admitted)
-        left = (state.running + coming) / (1 + dt / (tpot * state.mean_output))
-        finished = state.running + coming - left
-        state.running = left
-        state.draft_tokens, state.step_seconds, state.tpot_seconds = draft, time, tpot
-        state.output_rate = finished * state.mean_output / dt
+        room, turnover = self._settle(dt)
+        admitted = self._admit(room)
+        whole = state.running + sum(item.requests for item in admitted)
+        state.running = whole / (1 + turnover)
+        state.output_rate = (whole - state.running) * state.mean_output / dt
         return admitted
+
+    def _settle(self, dt: float) -> tuple[float, float]:
+        """Requests that may start in this bin, and how often the batch turns over in it.
+
+        The step time is that of the batch at the end of the bin, found by a few averaged iterations: a bin may be longer
+        than a request, and then more requests than the batch limit pass through it.
+        """
+        state, physics = self.state, self.physics
+        by_kv = physics.plant.kv_capacity_tokens / max(state.mean_context, 1.0)
+        limit = state.ready * min(physics.max_running_requests, by_kv)
+        offered, running = state.waiting, state.running
+        for _ in range(ITERATIONS):
+            per_replica = running / state.ready
+            draft, off = self.table(per_replica)
+            time = physics.plant.step_seconds(max(per_replica, 1.0), draft, per_replica * state.mean_context, off)
+            tpot = time / physics.plant.acceptance_length(draft) / (1 - min(MOST_PREFILL, state.prefill_share))
+            turnover = dt / (tpot * state.mean_output)
+            room = max(limit * (1 + turnover) - state.running, 0.0)
+            running = (running + (state.running + min(offered, room)) / (1 + turnover)) / 2
+        state.draft_tokens, state.step_seconds, state.tpot_seconds = draft, time, tpot
+        return room, turnover
 
     def _lifecycle(self, dt: float) -> None:
         state = self.state
@@ -180,11 +194,9 @@ class Fleet:
         tokens = arrivals.requests * arrivals.input_tokens / self.state.ready
         return self.physics.plant.prefill_seconds(tokens) / dt if tokens else 0.0
 
-    def _admit(self, tpot: float, step: float) -> list[Served]:
+    def _admit(self, room: float) -> list[Served]:
         """First come, first served, as far as batch and KV limits let them."""
         state, physics = self.state, self.physics
-        by_kv = physics.plant.kv_capacity_tokens / max(state.mean_context, 1.0)
-        room = state.ready * min(physics.max_running_requests, by_kv) - state.running
         served = []
         while state.queue:
             cohort = state.queue[0]
@@ -195,8 +207,8 @@ class Fleet:
             if room <= 0:
                 break
             taken = min(room, cohort.requests)
-            ttft = waited + physics.plant.prefill_seconds(cohort.input_tokens) + step
-            served.append(Served(taken, cohort.output_tokens, ttft, tpot))
+            ttft = waited + physics.plant.prefill_seconds(cohort.input_tokens) + state.step_seconds
+            served.append(Served(taken, cohort.output_tokens, ttft, state.tpot_seconds))
             room -= taken
             cohort.requests -= taken
             if cohort.requests <= 1e-9:

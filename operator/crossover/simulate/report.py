@@ -7,10 +7,12 @@ import html
 import io
 from collections.abc import Sequence
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from crossover.simulate.compare import Comparison
 from crossover.simulate.run import Outcome
+from crossover.simulate.verdict import sentences, verdicts
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("policy", "policy", "s"),
@@ -35,9 +37,11 @@ ROWS = (
     ("tpot", "TPOT s"),
     ("waiting", "waiting requests"),
 )
+COLOURS = colormaps["tab20"].colors  # type: ignore[attr-defined]
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
 table{border-collapse:collapse;width:100%;font-size:13px}th,td{padding:.3rem .5rem;border-bottom:1px solid #ddd;text-align:right}
 th:first-child,td:first-child{text-align:left}img{max-width:100%}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}
+pre{font:13px/1.5 ui-monospace,monospace;white-space:pre-wrap}
 @media print{body{margin:0}h2{break-before:auto}img{break-inside:avoid}}"""
 
 
@@ -48,8 +52,10 @@ def html_page(comparison: Comparison, notes: Sequence[str]) -> str:
     parts = [
         f"<h1>{html.escape(comparison.trace)}: policies side by side</h1>",
         "<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in notes) + "</ul>",
+        "<h2>Verdict at equal or better attainment</h2>",
+        *(f"<pre>{html.escape(chr(10).join(sentences(item)))}</pre>" for item in verdicts(comparison)),
         "<h2>Cost against attainment</h2>",
-        _image(_scatter(comparison.outcomes), "GPU-hours against attainment, one point a policy and seed"),
+        _image(_scatter(comparison), "GPU-hours against attainment, one point a policy and seed"),
         "<h2>Measures</h2>",
         _table(comparison.outcomes),
         "<h2>What happened</h2>",
@@ -73,24 +79,27 @@ def _image(png: bytes, text: str) -> str:
     return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></p>'
 
 
-def _scatter(outcomes: Sequence[Outcome]) -> bytes:
+def _scatter(comparison: Comparison) -> bytes:
+    """Large: as tuned. Small: every other choice over the contest, where that was asked for."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
-    names = list(dict.fromkeys(item.policy for item in outcomes))
+    names = list(dict.fromkeys(item.policy for item in comparison.outcomes))
     for number, name in enumerate(names):
-        mine = [item for item in outcomes if item.policy == name]
+        mine = [item for item in comparison.outcomes if item.policy == name]
+        others = [item.outcome for item in comparison.frontier if item.policy == name]
         marker = "*" if name.startswith(("crossover", "clairvoyant")) else "o"
-        axes.scatter(
-            [item.gpu_hours for item in mine],
-            [100 * item.attainment for item in mine],
-            label=name,
-            marker=marker,
-            s=110 if marker == "*" else 40,
-            color=f"C{number % 10}",
-            alpha=0.85,
-        )
-    axes.set(xlabel="GPU-hours", ylabel="requests within both targets, %")
-    axes.grid(alpha=0.3)
+        for group, size, label in ((others, 9, None), (mine, 110 if marker == "*" else 40, name)):
+            axes.scatter(
+                [item.gpu_hours for item in group],
+                [100 * item.attainment for item in group],
+                label=label,
+                marker=marker,
+                s=size,
+                color=COLOURS[number % len(COLOURS)],
+                alpha=0.85,
+            )
+    axes.set(xlabel="GPU-hours (logarithmic)", ylabel="requests within both targets, %", xscale="log")
+    axes.grid(alpha=0.3, which="both")
     figure.legend(loc="outside right upper", fontsize=8)
     return _png(figure)
 

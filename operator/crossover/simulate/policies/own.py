@@ -53,6 +53,7 @@ class Crossover:
         target: float | None = None,
         threshold: int = 32,
         profile: Profile | None = None,
+        utilization: float = 0.85,
     ) -> None:
         self._profile, self._on_schedule = profile, on_schedule
         self._memory = Memory()
@@ -63,7 +64,8 @@ class Crossover:
             enable_below_running_requests=None if profile is not None else int(threshold * 0.625),
             max_draft_tokens=bounds.max_draft_tokens,
         )
-        replicas = ReplicaIntent(bounds.min, bounds.max, None if target is None else max(1, round(target)))
+        running = None if target is None else max(1, round(target))
+        replicas = ReplicaIntent(bounds.min, bounds.max, running, utilization)
         objectives = Objectives(physics.tpot_target_seconds, physics.ttft_target_seconds)
         self._intent = Intent(replicas, speculation, objectives)
         self._startup = physics.startup_median_seconds
@@ -199,16 +201,27 @@ def steady_tpot(physics: Physics, table: list[int], trace: Trace, rate: float) -
     return None
 
 
+def most_requests(trace: Trace, physics: Physics, table: list[int]) -> float:
+    """Highest rate of requests that one replica serves for ever within the TPOT target."""
+    low, high = 0.0, 1000.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        tpot = steady_tpot(physics, table, trace, middle)
+        low, high = (middle, high) if tpot is not None and tpot <= physics.tpot_target_seconds else (low, middle)
+    return max(low, 1e-6)
+
+
 class Clairvoyant:
-    """Knows the trace and the plant: at every time as many replicas as the next start-up time will need. The limit."""
+    """Knows the trace and the plant: at every time as many replicas as the next start-up time will need. The limit.
+
+    ``margin``: share of the rate at which a replica just meets the TPOT target that it is given.
+    """
 
     interval_seconds = 5.0
-    MARGIN = 0.8
-    """Share of the rate at which a replica just meets the TPOT target that it is given."""
     SMOOTH_SECONDS = 20.0
 
-    def __init__(self, trace: Trace, physics: Physics, table: list[int]) -> None:
-        per_replica = self.MARGIN * self._most(trace, physics, table)
+    def __init__(self, trace: Trace, physics: Physics, table: list[int], margin: float) -> None:
+        per_replica = margin * most_requests(trace, physics, table)
         size = max(1, int(self.SMOOTH_SECONDS / trace.bin_seconds))
         self._window, self._startup = size * trace.bin_seconds, physics.startup_median_seconds * 1.5
         self._needed = []
@@ -221,16 +234,6 @@ class Clairvoyant:
     def _weight(item: Bin, trace: Trace) -> float:
         """Long requests count for more than the mean request."""
         return (item.input_tokens / trace.mean_input_tokens + item.output_tokens / trace.mean_output_tokens) / 2
-
-    @staticmethod
-    def _most(trace: Trace, physics: Physics, table: list[int]) -> float:
-        """Highest rate of requests that one replica serves within the TPOT target."""
-        low, high = 0.0, 1000.0
-        for _ in range(40):
-            middle = (low + high) / 2
-            tpot = steady_tpot(physics, table, trace, middle)
-            low, high = (middle, high) if tpot is not None and tpot <= physics.tpot_target_seconds else (low, middle)
-        return max(low, 1e-6)
 
     def decide(self, seen: Observation) -> int | None:
         now = int(seen.at_seconds / self._window)
