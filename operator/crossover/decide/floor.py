@@ -21,6 +21,9 @@ from crossover.decide.memory import last_draft_change
 from crossover.decide.replicas import Recommended
 
 BROKE, BROKE_AT = "broke_tokens_per_second_per_replica", "broke_at_seconds"
+MISSING_SINCE, MISSING_MOST = "missing_since_seconds", "missing_most_tokens_per_second_per_replica"
+MISSING_SECONDS = 60.0
+"""Twice the window over which a pod's rates are taken."""
 KEEP_BELOW = 0.95
 """Share of the demand per replica that broke which is planned for."""
 FORGET_SECONDS = 3600.0
@@ -43,11 +46,18 @@ def note_broken(
 
 
 def note_missed(memory: Memory, now: float, seen_capacity: float | None) -> Memory:
-    """Calibrated mode: what one replica was seen to do while it missed its target is its capacity for an hour, whatever
-    the curves say."""
+    """Calibrated mode: what one replica was seen to do while it kept missing its target is its capacity for an hour,
+    whatever the curves say. A single burst of prompts also misses for a moment and says nothing of capacity, so the miss
+    has to last, and the most that was served in that time counts."""
     seen = _forgotten(memory, now)
-    if seen_capacity is not None:
-        seen[BROKE], seen[BROKE_AT] = min(seen_capacity, seen.get(BROKE, seen_capacity)), now
+    if seen_capacity is None:
+        seen.pop(MISSING_SINCE, None)
+        seen.pop(MISSING_MOST, None)
+    else:
+        since = seen.setdefault(MISSING_SINCE, now)
+        seen[MISSING_MOST] = max(seen_capacity, seen.get(MISSING_MOST, 0.0))
+        if now - since >= MISSING_SECONDS:
+            seen[BROKE], seen[BROKE_AT] = min(seen[MISSING_MOST], seen.get(BROKE, seen[MISSING_MOST])), now
     return replace(memory, observations=seen) if seen != dict(memory.observations) else memory
 
 

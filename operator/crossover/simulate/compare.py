@@ -63,7 +63,7 @@ def believed_profile(plant: Plant, physics: Physics, longest: int, trace: Trace,
     context = trace.mean_input_tokens + trace.mean_output_tokens / 2
     prefill = plant.prefill_seconds(trace.mean_input_tokens) / trace.mean_output_tokens
     points = []
-    for draft in sorted({0, 1, max(1, longest // 2), longest}):
+    for draft in sorted({0, 1, (longest + 1) // 2, longest}):
         for running in (1, 4, 16, 48, 128, physics.max_running_requests):
             alone = plant.step_seconds(running, draft, running * context, False)
             time = (alone + running * plant.acceptance_length(draft) * prefill) * chance.gauss(1.0, 0.02)

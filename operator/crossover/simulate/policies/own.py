@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from crossover.api.fleet import (
 from crossover.api.intent import Intent, Objectives, ReplicaIntent, SpeculationIntent
 from crossover.decide import plan, with_changes
 from crossover.decide.profile import Profile
+from crossover.observe.rates import WINDOW_SECONDS
 from crossover.simulate.fleet import MOST_PREFILL, Physics
 from crossover.simulate.observation import Observation
 from crossover.simulate.plant import Plant
@@ -34,6 +36,39 @@ class Bounds:
     min: int
     max: int
     max_draft_tokens: int
+
+
+class Counted:
+    """One pod's counters as a server would show them, and the rates that the operator's observer takes from them: over
+    `WINDOW_SECONDS`. Pods are alike, so one stands for all."""
+
+    def __init__(self) -> None:
+        self.tokens = self.finished = self._tpot_sum = 0.0
+        self._history: deque[tuple[float, float, float, float]] = deque()
+
+    def look(self, seen: Observation) -> None:
+        step = seen.at_seconds - self._history[-1][0] if self._history else 0.0
+        tokens = seen.output_rate / seen.ready * step
+        self.tokens += tokens
+        self.finished += tokens / max(seen.mean_output, 1.0)
+        self._tpot_sum += tokens / max(seen.mean_output, 1.0) * seen.tpot_seconds
+        self._history.append((seen.at_seconds, self.tokens, self.finished, self._tpot_sum))
+        while len(self._history) > 2 and self._history[0][0] < seen.at_seconds - WINDOW_SECONDS:
+            self._history.popleft()
+
+    @property
+    def mean_tpot_seconds(self) -> float:
+        return self._tpot_sum / self.finished if self.finished else 0.0
+
+    @property
+    def rate(self) -> float | None:
+        first, last = self._history[0], self._history[-1]
+        return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else None
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        first, last = self._history[0], self._history[-1]
+        return (last[3] - first[3]) / (last[2] - first[2]) if last[2] > first[2] else None
 
 
 class Crossover:
@@ -69,10 +104,8 @@ class Crossover:
         objectives = Objectives(physics.tpot_target_seconds, physics.ttft_target_seconds)
         self._intent = Intent(replicas, speculation, objectives)
         self._startup = physics.startup_median_seconds
-        self._tokens: dict[str, float] = {}
-        self._finished: dict[str, float] = {}
+        self._counted = Counted()
         self._max_draft = bounds.max_draft_tokens
-        self._last: float | None = None
 
     def decide(self, seen: Observation) -> int | None:
         decision: Decision = plan(self._snapshot(seen), self._intent, self._memory, self._profile)
@@ -87,9 +120,8 @@ class Crossover:
 
     def _snapshot(self, seen: Observation) -> FleetSnapshot:
         """What the operator would see of this fleet."""
-        step = 0.0 if self._last is None else seen.at_seconds - self._last
-        self._last = seen.at_seconds
-        pods = [self._pod(f"pod-{number:03}", seen, step) for number in range(seen.ready)]
+        self._counted.look(seen)
+        pods = [self._pod(f"pod-{number:03}", seen) for number in range(seen.ready)]
         pods += [self._starting(f"new-{number:03}", seen) for number in range(seen.pending)]
         settings = SpeculationSettings(EngineType.SGLANG, True, "EAGLE", self._max_draft, self._schedule)
         return FleetSnapshot(
@@ -102,10 +134,8 @@ class Crossover:
             startup_seconds=self._startup,
         )
 
-    def _pod(self, name: str, seen: Observation, step: float) -> PodObservation:
-        rate = seen.output_rate / seen.ready
-        self._tokens[name] = self._tokens.get(name, 0.0) + rate * step
-        self._finished[name] = self._finished.get(name, 0.0) + rate * step / max(seen.mean_output, 1.0)
+    def _pod(self, name: str, seen: Observation) -> PodObservation:
+        counted = self._counted
         capability = Capability(
             EngineType.SGLANG,
             "0.5.23",
@@ -126,9 +156,9 @@ class Crossover:
             kv_capacity_tokens=seen.kv_capacity_tokens,
             draft_tokens=float(seen.draft_tokens),
             acceptance_length=seen.acceptance_length,
-            output_tokens_total=self._tokens[name],
-            time_per_output_token_seconds_sum=self._finished[name] * seen.tpot_seconds,
-            time_per_output_token_count=self._finished[name],
+            output_tokens_total=counted.tokens,
+            time_per_output_token_seconds_sum=counted.finished * counted.mean_tpot_seconds,
+            time_per_output_token_count=counted.finished,
         )
         reading = PodReading(EngineType.SGLANG, "0.5.23", "/v1/loads", seen.at_seconds, (scheduler,))
         return PodObservation(
@@ -141,9 +171,9 @@ class Crossover:
             ready_at_seconds=self._startup,
             reading=reading if seen.known else None,
             reading_age_seconds=1.0 if seen.known else None,
-            output_tokens_per_second=rate,
+            output_tokens_per_second=counted.rate,
             acceptance_length=seen.acceptance_length,
-            time_per_output_token_seconds=seen.tpot_seconds or None,
+            time_per_output_token_seconds=counted.tpot_seconds,
             capability=capability,
         )
 
