@@ -242,7 +242,7 @@ def test_a_change_that_did_not_give_what_was_predicted_is_taken_back():
     fleet.settings = replace(fleet.settings, draft_tokens=3)
     for pod in fleet.pods:
         pod.settings = fleet.settings
-    moments = run_loop(fleet.warm(6_000), INTENT, lambda t: 6_000, 21_600, profile=wrong, tick=20.0, step=2.0)
+    moments = run_loop(fleet.warm(4_000), INTENT, lambda t: 4_000, 21_600, profile=wrong, tick=20.0, step=2.0)
     targets = [target for _, target in draft_changes(moments)]
     assert targets[0] == 7
     reverted = [m for m in moments if m.decision.draft.reason is DecisionReason.REVERTED]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from statistics import fmean
 
 INPUT_COLUMNS = ("input_tokens", "input_length", "request tokens", "contexttokens", "num_prefill_tokens")
@@ -94,7 +95,7 @@ def _quantile(given: Sequence[tuple[float, float]], share: float) -> int:
         raise WorkloadError("workload: no quantiles in it")
     if share <= points[0][0]:
         return round(points[0][1])
-    for (low, before), (high, after) in zip(points, points[1:], strict=False):
+    for (low, before), (high, after) in pairwise(points):
         if share <= high:
             return round(before + (after - before) * (share - low) / (high - low)) if high > low else round(after)
     return round(points[-1][1])

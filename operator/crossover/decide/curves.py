@@ -43,20 +43,26 @@ class Smoothed:
     errors: tuple[float, ...]
 
 
-def smooth(points: Sequence[Point], prior: Prior, spread: float, grid: Sequence[float]) -> Smoothed:
-    """The curve on ``grid``, never falling with load. ``points`` is not empty."""
+def smooth(
+    points: Sequence[Point], prior: Prior, spread: float, grid: Sequence[float], kv_seconds: float = 0.0
+) -> Smoothed:
+    """The curve on ``grid``. ``points`` is not empty. ``kv_seconds``: KV reads per running request where the points were
+    measured; together with them the curve never falls with load."""
     places = [math.log(point.running) for point in points]
     ratios = [math.log(point.seconds / prior(point.running)) for point in points]
     lower = _factor(points, places, spread)
-    weights = backward(lower, forward(lower, ratios))
+    pulls = backward(lower, forward(lower, ratios))
     seconds, errors = [], []
     for running in grid:
         kernel = [_kernel(math.log(running), place, spread) for place in places]
-        mean = sum(k * w for k, w in zip(kernel, weights, strict=True))
+        mean = sum(k * w for k, w in zip(kernel, pulls, strict=True))
         explained = sum(value * value for value in forward(lower, kernel))
         seconds.append(prior(running) * math.exp(mean))
         errors.append(math.sqrt(max(0.0, spread * spread - explained)))
-    return Smoothed(tuple(rising(seconds)), tuple(errors))
+    weights = [1 / max(error, 1e-4) ** 2 for error in errors]
+    whole = level([base + kv_seconds * running for base, running in zip(seconds, grid, strict=True)], weights)
+    base_seconds = [total - kv_seconds * running for total, running in zip(whole, grid, strict=True)]
+    return Smoothed(tuple(base_seconds), tuple(errors))
 
 
 def best_spread(curves: Sequence[tuple[Sequence[Point], Prior]]) -> float:
@@ -94,6 +100,19 @@ def rising(values: Sequence[float]) -> list[float]:
         highest = max(highest, value)
         kept.append(highest)
     return kept
+
+
+def level(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls: neighbours that fall are averaged (pool adjacent violators). A running maximum
+    would follow the noise upwards."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        mean, sure, count = value, weight, 1
+        while blocks and blocks[-1][0] > mean:
+            before, mass, size = blocks.pop()
+            mean, sure, count = (before * mass + mean * sure) / (mass + sure), mass + sure, size + count
+        blocks.append((mean, sure, count))
+    return [mean for mean, _, count in blocks for _ in range(count)]
 
 
 def straight_line(points: Sequence[Point]) -> Prior:

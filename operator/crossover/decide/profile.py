@@ -21,6 +21,8 @@ from crossover.decide.variant import GATED, OFF, Variant
 GRID_RATIO = 1.08
 BEYOND = 4.0
 """The grid ends at this multiple of the largest measured load."""
+MOST_KV = 0.9
+"""Share of any measured step that KV reads may take."""
 LITTLE_KNOWN = 0.1
 """Spread allowed around the prior where there are too few points to learn it."""
 
@@ -144,12 +146,15 @@ def fit_profile(
     groups: dict[Variant, list[_Measured]] = {}
     for item in measured:
         groups.setdefault(item.variant, []).append(item)
+    left_out = max(0.0, per_kv - _most_per_kv(groups.values()))
+    per_kv -= left_out
     reduced = {variant: [_reduced(item, per_kv) for item in items] for variant, items in groups.items()}
-    priors = {variant: _prior(variant, groups[variant], reduced[variant], shape, prior) for variant in groups}
+    kept = left_out * context
+    priors = {variant: _prior(variant, groups[variant], reduced[variant], shape, prior, kept) for variant in groups}
     enough = shape is not None
     spread = best_spread([(reduced[v], priors[v]) for v in groups]) if enough else LITTLE_KNOWN
     grid = _grid(max(item.sample.running for item in measured))
-    curves = {v: _curve(v, groups[v], reduced[v], priors[v], spread, grid, per_kv) for v in sorted(groups)}
+    curves = {v: _curve(v, groups[v], reduced[v], priors[v], spread, grid, per_kv, context) for v in sorted(groups)}
     curves |= _stand_ins(curves, shape)
     return Profile(curves, context, dict(limits or {}), output_tokens_per_request, source, shape, spread)
 
@@ -227,9 +232,26 @@ def _read(point: CalibrationPoint, number: int) -> _Measured:
 
 
 def _reduced(item: _Measured, per_kv: float) -> Point:
-    """The KV reads taken out, but never more than most of the step."""
-    seconds = max(item.sample.seconds - per_kv * item.sample.kv_tokens, 0.1 * item.sample.seconds)
-    return Point(item.sample.running, seconds, item.error)
+    """The KV reads taken out."""
+    return Point(item.sample.running, item.sample.seconds - per_kv * item.sample.kv_tokens, item.error)
+
+
+def _most_per_kv(groups: Iterable[Sequence[_Measured]]) -> float:
+    """Most seconds per KV token under which what is left of every measured step still rises with the load, within the
+    points' errors. Points of one context cannot tell KV reads from whatever else grows with the load; more than this would
+    bend curves away from their points."""
+    most = math.inf
+    for items in groups:
+        for low, item in enumerate(items):
+            if item.sample.kv_tokens:
+                most = min(most, MOST_KV * item.sample.seconds / item.sample.kv_tokens)
+            for other in items[low + 1 :]:
+                tokens = other.sample.kv_tokens - item.sample.kv_tokens
+                if tokens <= 0:
+                    continue
+                slack = 2 * math.hypot(item.error * item.sample.seconds, other.error * other.sample.seconds)
+                most = min(most, max(0.0, other.sample.seconds - item.sample.seconds + slack) / tokens)
+    return most
 
 
 def _prior(
@@ -238,11 +260,13 @@ def _prior(
     points: Sequence[Point],
     shape: StepShape | None,
     prior: StepModel | None,
+    kept: float,
 ) -> Prior:
+    """``kept``: seconds per running request of KV reads that stay in the curves."""
     sample = items[0].sample
     if shape is not None:
         fitted = shape
-        return lambda running: fitted.seconds(running, sample.verified, 0.0, sample.draft_steps)
+        return lambda running: fitted.seconds(running, sample.verified, 0.0, sample.draft_steps) + kept * running
     if prior is None:
         return straight_line(points)
 
@@ -269,8 +293,9 @@ def _curve(
     spread: float,
     grid: tuple[float, ...],
     per_kv: float,
+    context: float,
 ) -> Curve:
-    smoothed = smooth(points, prior, spread, grid)
+    smoothed = smooth(points, prior, spread, grid, per_kv * context)
     told = [(item.acceptance, 1 / max(item.error, 1e-3) ** 2) for item in items if item.acceptance is not None]
     known = len(told) == len(items)
     weight = sum(share for _, share in told)
