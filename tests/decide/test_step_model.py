@@ -20,7 +20,7 @@ from crossover.decide.step_model import (
     acceptance_length_of,
 )
 
-PUBLISHED = Path(__file__).parents[1] / "fixtures" / "published" / "step-times.csv"
+PUBLISHED = Path(__file__).parents[1] / "fixtures" / "published" / "published-steptime.csv"
 MODEL = PRESETS["8b-h100"]
 CONTEXT = 400
 
