@@ -61,6 +61,13 @@ def test_the_same_seed_gives_the_same_summary_and_another_another(tmp_path):
     assert first != other
 
 
+def test_processes_change_nothing(tmp_path):
+    names = policies("keda+table", "static", "crossover")
+    _, alone = run(tmp_path, *names, "--jobs", "1", name="a")
+    _, together = run(tmp_path, *names, "--jobs", "2", name="b")
+    assert alone == together
+
+
 def test_seeds_are_a_record_each_and_the_clairvoyant_is_the_measure(tmp_path):
     _, records = run(tmp_path, *policies("static", "clairvoyant"), "--seed", "1", "--seed", "2")
     assert [(record["policy"], record["seed"]) for record in records] == [

@@ -2,10 +2,12 @@
 
 import gzip
 from pathlib import Path
+from random import Random
+from statistics import stdev
 
 import pytest
 
-from crossover.simulate.traces import TraceError, read
+from crossover.simulate.traces import Length, TraceError, read
 
 TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
 
@@ -21,7 +23,7 @@ def test_requests_are_binned_by_the_second_and_none_is_lost():
 
 def test_rates_take_their_lengths_from_the_table_beside_them():
     trace = read(TRACES / "servegen_rate_m_large.csv")
-    assert trace.bin_seconds == 10.0
+    assert trace.bin_seconds == 2.0
     assert trace.mean_input_tokens == pytest.approx(914, rel=0.1)  # the collection's own mean
     assert trace.mean_output_tokens == pytest.approx(155, rel=0.1)
 
@@ -30,7 +32,7 @@ def test_rates_keep_the_mean_of_every_window_and_the_seed_decides_the_rest():
     first, again, other = (read(TRACES / "servegen_rate_m_large.csv", seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     rate = float((TRACES / "servegen_rate_m_large.csv").read_text().splitlines()[1].split(",")[1])
-    assert sum(item.requests for item in first.bins[:60]) / 600 == pytest.approx(rate, rel=0.1)
+    assert sum(item.requests for item in first.bins[:300]) / 600 == pytest.approx(rate, rel=0.1)
 
 
 def test_timestamps_gzip_and_any_order(tmp_path):
@@ -39,6 +41,20 @@ def test_timestamps_gzip_and_any_order(tmp_path):
     trace = read(tmp_path / "a.csv.gz")
     assert [item.requests for item in trace.bins] == [1, 0, 0, 1]
     assert trace.name == "a"
+
+
+def test_the_part_that_will_be_used_sets_the_bins():
+    path = TRACES / "servegen_rate_m_large.csv"
+    assert read(path, hours=2.0).bin_seconds == 1.0
+    assert read(path, hours=2.0).seconds == read(path).seconds
+
+
+def test_a_mean_of_many_lengths_scatters_less_than_one():
+    length, chance = Length(100.0, 50.0), Random(1)
+    ones = [length.mean_of(1, chance) for _ in range(2000)]
+    hundreds = [length.mean_of(100, chance) for _ in range(2000)]
+    assert stdev(hundreds) == pytest.approx(5.0, rel=0.1)
+    assert stdev(ones) > 5 * stdev(hundreds)
 
 
 def test_gaps_in_collection_are_not_idle_time(tmp_path):

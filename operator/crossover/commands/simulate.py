@@ -24,6 +24,8 @@ from crossover.simulate.verdict import sentences, verdicts
 
 app = typer.Typer()
 
+QUICK_BINS = 300_000
+"""Bins over all runs below which other processes cost more than they bring."""
 BRIEF = ("policy", "gpu_hours", "attainment", "output_tokens_within_slo_per_gpu_hour", "replica_changes", "reversals")
 """What a terminal shows; the rest is in summary.json and report.html."""
 
@@ -63,6 +65,9 @@ def simulate(
     metric_loss: Annotated[float, typer.Option(min=0, max=1, help="Share of looks that see nothing.")] = 0.0,
     fail_at: Annotated[float | None, typer.Option(help="One pod fails at this second of the contest.")] = None,
     lengths: Annotated[str | None, typer.Option(help="IN,OUT mean tokens, for traces of rates.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; default: one where it is quick, else a core each.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json too.")] = False,
 ) -> None:
     """Replay a load trace under several policies and draw what happened.
@@ -94,7 +99,7 @@ def simulate(
     )
     bounds = Bounds(min_replicas, max_replicas)
     rules = Rules(tuple(seed or [1]), attainment, metric_loss, frontier)
-    made = _compare(used, physics, bounds, rules, names, max_draft_tokens, belief)
+    made = _compare(used, physics, bounds, rules, names, max_draft_tokens, belief, jobs)
     _write(out, made, _notes(used, plant_source, profile, physics, workload))
     _show(made)
     if as_json:
@@ -108,7 +113,7 @@ def _trace(path: Path, start: float, hours: float | None, scale: float, seed: in
         if not comma:
             raise TraceError(f"--lengths {lengths!r}: write it as 900,150")
         given = (float(first), float(second))
-    read_in = read(path, seed=seed, lengths=given)
+    read_in = read(path, seed=seed, lengths=given, hours=hours)
     return read_in.window(start, None if hours is None else hours * 3600).scaled(scale)
 
 
@@ -120,7 +125,10 @@ def _compare(
     names: tuple[str, ...],
     max_draft_tokens: int,
     belief: Profile | None,
+    jobs: int | None,
 ) -> Comparison:
+    work = runs(names, rules)
+    is_quick = work * len(trace.bins) < QUICK_BINS
     columns = (
         SpinnerColumn(),
         BarColumn(bar_width=30),
@@ -128,7 +136,7 @@ def _compare(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("reading", total=runs(names, rules))
+        bar = progress.add_task("reading", total=work)
         return compare(
             trace,
             physics,
@@ -138,6 +146,7 @@ def _compare(
             max_draft_tokens=max_draft_tokens,
             profile=belief,
             progress=lambda text: progress.update(bar, description=text, advance=1),
+            jobs=1 if jobs is None and is_quick else jobs,
         )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
 
@@ -105,8 +107,9 @@ def compare(
     max_draft_tokens: int,
     profile: Profile | None = None,
     progress: Progress = lambda text: None,
+    jobs: int | None = 1,
 ) -> Comparison:
-    """``progress`` is called before every run."""
+    """``progress`` is called once for every run. ``jobs``: processes, None = as many as there are cores."""
     context = trace.mean_input_tokens + trace.mean_output_tokens / 2
     belief = profile or believed_profile(physics.plant, physics, max_draft_tokens, trace, rules.seeds[0])
     best = best_table(physics.plant, physics, max_draft_tokens, context)
@@ -114,18 +117,56 @@ def compare(
     rest = trace.window(trace.seconds * TUNING_SHARE, None)
     tuning = Setting(first, physics, bounds, max_draft_tokens, belief, best)
     contest = replace(tuning, trace=rest)
-    outcomes, chosen, frontier = [], {}, []
-    for name in policies:
-        ground = contest if CATALOG[name].hindsight else tuning
-        chosen[name] = _tuned(name, ground, rules, progress)
-        for seed in rules.seeds:
-            progress(f"{name} seed {seed}")
-            outcomes.append(_one(name, contest, chosen[name], seed, rules.metric_loss))
-        if rules.frontier:
-            for choice in CATALOG[name].choices:
-                progress(f"{name} with {choice}")
-                frontier.append(Try(name, choice, _one(name, contest, choice, rules.seeds[0], rules.metric_loss)))
-    return Comparison(trace.name, tuple(outcomes), chosen, tuple(frontier))
+    tasks = [(name, tuning, contest, rules) for name in policies]
+    entries = list(_all_here(tasks, progress) if jobs == 1 else _side_by_side(tasks, progress, jobs))
+    entries.sort(key=lambda item: policies.index(item.policy))
+    return Comparison(
+        trace.name,
+        tuple(outcome for entry in entries for outcome in entry.outcomes),
+        {entry.policy: entry.chosen for entry in entries},
+        tuple(tried for entry in entries for tried in entry.frontier),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One policy's part of a comparison."""
+
+    policy: str
+    chosen: Choice
+    outcomes: tuple[Outcome, ...]
+    frontier: tuple[Try, ...]
+
+
+Task = tuple[str, Setting, Setting, Rules]
+
+
+def _all_here(tasks: Sequence[Task], progress: Progress) -> Iterator[Result]:
+    for task in tasks:
+        yield _result(task, progress)
+
+
+def _side_by_side(tasks: Sequence[Task], progress: Progress, jobs: int | None) -> Iterator[Result]:
+    """A policy a process; ``progress`` hears of a policy's runs when it is done."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(_result, task) for task in tasks]):
+            result = done.result()
+            for _ in range(runs([result.policy], tasks[0][3])):
+                progress(f"{result.policy} is done")
+            yield result
+
+
+def _result(task: Task, progress: Progress = lambda text: None) -> Result:
+    name, tuning, contest, rules = task
+    chosen = _tuned(name, contest if CATALOG[name].hindsight else tuning, rules, progress)
+    outcomes, frontier = [], []
+    for seed in rules.seeds:
+        progress(f"{name} seed {seed}")
+        outcomes.append(_one(name, contest, chosen, seed, rules.metric_loss))
+    for choice in CATALOG[name].choices if rules.frontier else ():
+        progress(f"{name} with {choice}")
+        frontier.append(Try(name, choice, _one(name, contest, choice, rules.seeds[0], rules.metric_loss)))
+    return Result(name, chosen, tuple(outcomes), tuple(frontier))
 
 
 def runs(policies: Sequence[str], rules: Rules) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 
 QUANTILES = "servegen_length_quantiles.csv"
-SHORT_SECONDS = 4 * 3600.0
-"""Traces up to this long are binned by the second, longer ones by ten seconds."""
+BINS = ((4 * 3600.0, 1.0), (48 * 3600.0, 2.0), (math.inf, 5.0))
+"""(Traces up to this long, have bins of so many seconds). Longer bins hide bursts: bench/fluid.py says how much."""
 
 
 class TraceError(ValueError):
@@ -71,16 +72,30 @@ class Trace:
         return replace(self, bins=tuple(replace(item, requests=item.requests * factor) for item in self.bins))
 
 
-def read(path: Path, *, seed: int = 1, lengths: tuple[float, float] | None = None) -> Trace:
-    """``lengths``: mean (input, output) tokens for traces of rates. Raises TraceError, OSError."""
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Tokens of a request: mean and standard deviation."""
+
+    mean: float
+    deviation: float = 0.0
+
+    def mean_of(self, count: float, chance: random.Random) -> float:
+        """The mean of ``count`` requests drawn at random."""
+        return max(1.0, self.mean + chance.gauss(0.0, self.deviation / max(count, 1.0) ** 0.5))
+
+
+def read(path: Path, *, seed: int = 1, lengths: tuple[float, float] | None = None, hours: float | None = None) -> Trace:
+    """``lengths``: mean (input, output) tokens for traces of rates; ``hours``: how much of it will be used, which sets the
+    bins. Raises TraceError, OSError."""
     rows = list(_rows(path))
     if not rows:
         raise TraceError(f"{path}: no rows")
     columns = set(rows[0])
     if {"input_tokens", "output_tokens"} <= columns and columns & {"t_s", "timestamp"}:
-        return _of_requests(path, rows)
+        return _of_requests(path, rows, hours)
     if {"t_s", "req_per_s"} <= columns:
-        return _of_rates(path, rows, seed, lengths or _lengths_beside(path))
+        given = (Length(lengths[0]), Length(lengths[1])) if lengths is not None else _lengths_beside(path)
+        return _of_rates(path, rows, seed, given, hours)
     raise TraceError(
         f"{path}: columns are {', '.join(sorted(columns))}; needed are t_s or timestamp, input_tokens, output_tokens, "
         "or t_s, req_per_s"
@@ -100,14 +115,19 @@ def _seconds(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
 
 
-def _of_requests(path: Path, rows: Sequence[dict[str, str]]) -> Trace:
+def _bin_seconds(seconds: float, hours: float | None) -> float:
+    used = seconds if hours is None else min(seconds, hours * 3600)
+    return next(size for most, size in BINS if used <= most)
+
+
+def _of_requests(path: Path, rows: Sequence[dict[str, str]], hours: float | None) -> Trace:
     column = "t_s" if "t_s" in rows[0] else "timestamp"
     try:
         requests = sorted((_seconds(r[column]), float(r["input_tokens"]), float(r["output_tokens"])) for r in rows)
     except (ValueError, TypeError):
         raise TraceError(f"{path}: a row holds something that is no number") from None
     begin, end = requests[0][0], requests[-1][0]
-    size = 1.0 if end - begin <= SHORT_SECONDS else 10.0
+    size = _bin_seconds(end - begin, hours)
     sums = [[0.0, 0.0, 0.0] for _ in range(int((end - begin) / size) + 1)]
     for at, input_tokens, output_tokens in requests:
         place = sums[int((at - begin) / size)]
@@ -121,11 +141,14 @@ def _bin(count: float, input_tokens: float, output_tokens: float) -> Bin:
     return Bin(count, input_tokens / count, max(1.0, output_tokens / count)) if count else Bin(0.0, 0.0, 1.0)
 
 
-def _of_rates(path: Path, rows: Sequence[dict[str, str]], seed: int, lengths: tuple[float, float]) -> Trace:
-    """Arrivals of each bin are drawn around the window's rate: variance (1 + cv^2) / 2 times Poisson's."""
+def _of_rates(
+    path: Path, rows: Sequence[dict[str, str]], seed: int, lengths: tuple[Length, Length], hours: float | None
+) -> Trace:
+    """Arrivals of each bin are drawn around the window's rate, variance (1 + cv^2) / 2 times Poisson's, and their mean lengths
+    around the collection's."""
     times = [float(row["t_s"]) for row in rows]
     window = times[1] - times[0] if len(times) > 1 else 600.0
-    size = 1.0 if window * len(rows) <= SHORT_SECONDS else 10.0
+    size = _bin_seconds(window * len(rows), hours)
     chance = random.Random(seed)
     bins: list[Bin] = []
     rate, cv = 0.0, 1.0
@@ -134,32 +157,35 @@ def _of_rates(path: Path, rows: Sequence[dict[str, str]], seed: int, lengths: tu
             rate, cv = float(row["req_per_s"]), float(row.get("rate_weighted_cv") or 1.0)
         mean = rate * size
         spread = (mean * (1 + cv * cv) / 2) ** 0.5
-        bins += [Bin(max(0.0, chance.gauss(mean, spread)), *lengths) for _ in range(int(window / size))]
+        counts = [max(0.0, chance.gauss(mean, spread)) for _ in range(int(window / size))]
+        bins += [Bin(count, *(length.mean_of(count, chance) for length in lengths)) for count in counts]
     return Trace(_name(path), size, tuple(bins))
 
 
-def _lengths_beside(path: Path) -> tuple[float, float]:
-    """Mean lengths from the quantile table of the same collection."""
+def _lengths_beside(path: Path) -> tuple[Length, Length]:
+    """Lengths from the quantile table of the same collection."""
     table = path.with_name(QUANTILES)
     if not table.exists():
         raise TraceError(f"{path}: a trace of rates needs lengths: put {QUANTILES} beside it, or give --lengths IN,OUT")
     workload = _name(path).removeprefix("servegen_rate_")
     rows = [row for row in _rows(table) if row["workload"].replace("-", "_") == workload.replace("-", "_")]
-    sides = {side: _mean([row for row in rows if row["side"].startswith(side)]) for side in ("in", "out")}
+    sides = {side: _length([row for row in rows if row["side"].startswith(side)]) for side in ("in", "out")}
     if not rows or sides["out"] is None:
         raise TraceError(f"{table}: no lengths for workload {workload}: give --lengths IN,OUT")
-    return sides["in"] or 500.0, sides["out"]
+    return sides["in"] or Length(500.0), sides["out"]
 
 
-def _mean(rows: Sequence[dict[str, str]]) -> float | None:
-    """Mean of a distribution known by quantiles: straight lines between them."""
+def _length(rows: Sequence[dict[str, str]]) -> Length | None:
+    """Mean and deviation of a distribution known by quantiles: straight lines between them."""
     points = sorted((float(row["quantile"]), float(row["tokens"])) for row in rows)
     if not points:
         return None
-    total = points[0][0] * points[0][1]
-    for (low, first), (high, second) in pairwise(points):
-        total += (high - low) * (first + second) / 2
-    return total + (1 - points[-1][0]) * points[-1][1]
+    ends = [(0.0, points[0][1]), *points, (1.0, points[-1][1])]
+    mean = square = 0.0
+    for (low, first), (high, second) in pairwise(ends):
+        mean += (high - low) * (first + second) / 2
+        square += (high - low) * (first * first + first * second + second * second) / 3
+    return Length(mean, max(0.0, square - mean * mean) ** 0.5)
 
 
 def _name(path: Path) -> str:
