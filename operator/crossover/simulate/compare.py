@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
-from statistics import fmean
 from typing import Any
 
 from crossover.api.points import CalibrationPoint
@@ -15,11 +15,12 @@ from crossover.decide.profile import Profile, fit_profile
 from crossover.simulate.catalog import CATALOG, CLAIRVOYANT, Choice, Setting, table_for
 from crossover.simulate.fleet import Physics
 from crossover.simulate.plant import Plant
-from crossover.simulate.policies.own import best_table, capacity
+from crossover.simulate.policies.own import best_table, most_requests
 from crossover.simulate.run import Bounds, Outcome, run
 from crossover.simulate.traces import Trace
 
 TUNING_SHARE = 0.25
+START_SHARE = 0.7
 NEARLY = 0.01
 """Where nobody attains what is asked, this much below the best attainment is as good."""
 
@@ -221,11 +222,9 @@ def _one(name: str, setting: Setting, choice: Choice, seed: int, metric_loss: fl
 
 
 def _start(setting: Setting) -> int:
-    """Replicas that the first five minutes need, the same for everybody."""
-    trace, physics = setting.trace, setting.physics
-    context = trace.mean_input_tokens + trace.mean_output_tokens / 2
-    per_replica = capacity(physics.plant, physics, list(setting.best), context)
+    """Replicas that serve the first five minutes within the targets with something to spare, the same for everybody."""
+    trace = setting.trace
     part = trace.bins[: max(1, int(300 / trace.bin_seconds))]
-    demand = fmean(item.requests * item.output_tokens / trace.bin_seconds for item in part)
-    wanted = int(demand / max(per_replica * 0.7, 1.0)) + 1
+    rate = sum(item.requests for item in part) / (len(part) * trace.bin_seconds)
+    wanted = math.ceil(rate / (START_SHARE * most_requests(trace, setting.physics, list(setting.best))))
     return min(max(wanted, setting.bounds.min), setting.bounds.max)

@@ -200,18 +200,6 @@ def best_table(plant: Plant, physics: Physics, longest: int, context: float) -> 
     return table
 
 
-def capacity(plant: Plant, physics: Physics, table: list[int], context: float) -> float:
-    """Most output tokens per second of one replica within the TPOT target, batch limit and KV."""
-    best = 0.0
-    by_kv = plant.kv_capacity_tokens / max(context, 1.0)
-    for batch in range(1, min(physics.max_running_requests, int(by_kv)) + 1):
-        time = plant.step_seconds(batch, table[batch], batch * context, False)
-        length = plant.acceptance_length(table[batch])
-        if time / length <= physics.tpot_target_seconds:
-            best = max(best, batch * length / time)
-    return best
-
-
 def steady_tpot(physics: Physics, table: list[int], trace: Trace, rate: float) -> float | None:
     """TPOT of one replica that serves ``rate`` requests per second for ever; None = it cannot.
 
