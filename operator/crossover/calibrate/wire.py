@@ -1,0 +1,94 @@
+"""Requests and answers on each route. Pure: bytes and dictionaries, no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crossover.api.fleet import EngineType
+from crossover.calibrate.contract import Route
+
+PATHS = {Route.CHAT: "/v1/chat/completions", Route.COMPLETIONS: "/v1/completions", Route.GENERATE: "/generate"}
+DATA, END = b"data:", b"[DONE]"
+
+
+def resolved(route: Route, engine: EngineType) -> Route:
+    """SGLang's own route tells verification steps; the native route of vLLM and trtllm-serve is the completions route."""
+    if route is not Route.AUTO:
+        return route
+    return Route.GENERATE if engine is EngineType.SGLANG else Route.COMPLETIONS
+
+
+def body(route: Route, model: str, prompt: str, output_tokens: int, *, stream: bool) -> dict[str, Any]:
+    """Exactly ``output_tokens`` tokens are asked for: all three engines take ignore_eos beside the OpenAI fields."""
+    if route is Route.GENERATE:
+        sampling = {"max_new_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
+        return {"text": prompt, "sampling_params": sampling, "stream": stream}
+    document: dict[str, Any] = {
+        "model": model,
+        "max_tokens": output_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": stream,
+    }
+    if route is Route.CHAT:
+        document["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        document["prompt"] = prompt
+    if stream:
+        document["stream_options"] = {"include_usage": True}
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer says of itself. None = not told."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    verify_steps: int | None = None
+    """Decode steps of this request (SGLang's own route)."""
+    failed: bool = False
+    """An error inside of a 200."""
+
+
+def usage(documents: Sequence[bytes]) -> Usage:
+    """From the whole answer, or from the last events of a stream; later ones win."""
+    found = Usage()
+    for raw in documents:
+        document = _json(raw)
+        if document is None:
+            continue
+        if "error" in document:
+            return Usage(failed=True)
+        meta, told = document.get("meta_info"), document.get("usage")
+        if isinstance(meta, Mapping):
+            found = Usage(
+                _count(meta, "prompt_tokens"), _count(meta, "completion_tokens"), _count(meta, "spec_verify_ct")
+            )
+        elif isinstance(told, Mapping):
+            found = Usage(_count(told, "prompt_tokens"), _count(told, "completion_tokens"))
+    return found
+
+
+def event(line: bytes) -> bytes | None:
+    """The data of a line of a stream; None for anything else and for the end mark."""
+    if not line.startswith(DATA):
+        return None
+    data = line[len(DATA) :].strip()
+    return None if data == END or not data else data
+
+
+def _json(raw: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _count(document: Mapping[str, Any], key: str) -> int | None:
+    value = document.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
