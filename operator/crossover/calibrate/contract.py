@@ -122,7 +122,7 @@ class Precision:
     """When a point is good enough, and when to give up waiting for that."""
 
     relative_error: float = 0.005
-    """Of output tokens/s, one standard error."""
+    """One standard error of the step time; of output tokens/s where the server does not count its steps."""
     least_seconds: float = 4.0
     most_seconds: float = 90.0
     """Warm-up included."""
@@ -235,7 +235,6 @@ class Progress:
     seconds: float
     share: float
     """0 to 1, an estimate."""
-    tokens_per_second: float | None = None
     relative_error: float | None = None
 
 

@@ -41,6 +41,9 @@ class Flight:
     started: float
     wanted_tokens: int
     asked_input: int
+    streams: bool = False
+    generation: int = 0
+    """0 = its worker's first."""
     first: float | None = None
     """First token, where it streams."""
     ended: float | None = None
@@ -125,11 +128,11 @@ class ClosedLoop:
 
     async def _work(self, worker: int) -> None:
         given, wanted = self._running_request()
-        pause = FIRST_PAUSE
+        pause, generation = FIRST_PAUSE, 0
         try:
             while self.failure is None:
-                if await self._one(worker, given, wanted):
-                    pause = FIRST_PAUSE
+                if await self._one(worker, generation, given, wanted):
+                    pause, generation = FIRST_PAUSE, generation + 1
                     given, wanted = self._workload.draw(self._random)
                     continue
                 await self._clock.sleep(pause * self._random.uniform(0.5, 1.5))
@@ -144,10 +147,10 @@ class ClosedLoop:
         written = self._random.randrange(0, wanted - 1)
         return given + written, wanted - written
 
-    async def _one(self, worker: int, given: int, wanted: int) -> bool:
+    async def _one(self, worker: int, generation: int, given: int, wanted: int) -> bool:
         """One request; False = refused or failed, to be tried again. Raises MeasureFailure for what no retry mends."""
         stream = self._streams < MOST_STREAMS
-        flight = Flight(self._clock.now(), wanted, given)
+        flight = Flight(self._clock.now(), wanted, given, stream, generation)
         self.tally.flying[worker] = flight
         self._streams += stream
         try:
@@ -204,7 +207,8 @@ class ClosedLoop:
             self.tally.finished.append(flight)
             if flight.input_tokens and not self._workload.prompts:
                 seen = flight.asked_input * self._words_per_token / flight.input_tokens
-                self._words_per_token += 0.2 * (min(2.0, max(0.2, seen)) - self._words_per_token)
+                share = max(0.2, 1 / len(self.tally.finished))
+                self._words_per_token += share * (min(2.0, max(0.2, seen)) - self._words_per_token)
             return True
         if status in (429, 503):
             self.tally.refused += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 FEWEST_BLOCKS = 6
@@ -48,5 +49,5 @@ def _correlation(values: Sequence[float]) -> float:
     mean, total = fmean(values), _squares(values)
     if total <= 0:
         return 0.0
-    products = sum((a - mean) * (b - mean) for a, b in zip(values, values[1:], strict=False))
+    products = sum((a - mean) * (b - mean) for a, b in pairwise(values))
     return min(0.8, max(0.0, products / total))
