@@ -12,9 +12,11 @@ class LaunchError(Exception):
     """The server exits at start-up with this message, after loading where the real one does."""
 
 
-def words_after(command: Sequence[str], entry_points: Sequence[str]) -> list[str]:
+def words_after(
+    command: Sequence[str], entry_points: Sequence[str], environ: Mapping[str, str] | None = None
+) -> list[str]:
     """The server's own words: after its entry point (`module`, `file.py` or `program verb`), also inside `sh -c`."""
-    words = shell_words(command)
+    words = shell_words(command, environ or {})
     for entry in entry_points:
         parts = entry.split()
         for start in range(len(words) - len(parts) + 1):
@@ -29,15 +31,26 @@ def _names(word: str, part: str) -> bool:
     return word == part or word.endswith("/" + part)
 
 
-def shell_words(command: Sequence[str], environ: Mapping[str, str] | None = None) -> list[str]:
-    """The words of a command; those of the script where it is `sh -c SCRIPT`, variables put in when given."""
+def shell_words(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The words of a command; those of the script where it is `sh -c SCRIPT`, read once more where that is an `eval`."""
     words = list(command)
     if len(words) < 3 or words[0].rsplit("/", 1)[-1] not in ("sh", "bash") or not words[1].endswith("c"):
         return words
-    script = words[2].replace("\\\n", " ")
-    if environ is not None:
-        script = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", lambda found: environ.get(found[1], ""), script)
-    return shlex.split(script)
+    script = shlex.split(words[2].replace("\\\n", " "))
+    if script[:1] == ["eval"]:
+        return shlex.split(" ".join(_expanded(word, environ) for word in script[1:]))
+    expanded: list[str] = []
+    for word in script:
+        value = _expanded(word, environ)
+        expanded += value.split() if _VARIABLE.fullmatch(word) else [value]
+    return expanded
+
+
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*)|@)")
+
+
+def _expanded(word: str, environ: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: environ.get(found[1] or found[2] or "", ""), word)
 
 
 def inside(root: Path, path: str) -> Path:

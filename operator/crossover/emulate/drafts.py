@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from crossover.emulate.requests import Step
+from crossover.emulate.truth import Truth
 
 
 class Drafts(Protocol):
@@ -73,6 +74,37 @@ class Scheduled:
 
     def choose(self, batch: int) -> int:
         return self._lengths[max(0, bisect_right(self._keys, batch) - 1)]
+
+    def verified(self, draft: int) -> int:
+        return draft + 1
+
+    def observe(self, step: Step) -> None:
+        pass
+
+
+class BestLength:
+    """The engine weighs its own step times at start-up: the length with the most tokens per second for each batch."""
+
+    speculates = True
+
+    def __init__(
+        self, truth: Truth, most: int, *, kv_tokens_per_request: int = 1000, drafts_free: bool = False
+    ) -> None:
+        self._truth, self._most, self._kv, self.drafts_free = truth, most, kv_tokens_per_request, drafts_free
+        self._known: dict[int, int] = {}
+
+    def choose(self, batch: int) -> int:
+        if batch not in self._known:
+            self._known[batch] = max(range(self._most + 1), key=lambda draft: self._goodput(batch, draft))
+        return self._known[batch]
+
+    def _goodput(self, batch: int, draft: int) -> float:
+        length, survival = 1.0, 1.0
+        for conditional in self._truth.conditionals(draft):
+            survival *= conditional
+            length += survival
+        model = self._truth.model
+        return length / model.step_seconds(batch, draft, batch * self._kv, drafts_free=self.drafts_free)
 
     def verified(self, draft: int) -> int:
         return draft + 1

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
@@ -26,7 +27,7 @@ class ClosedLoop:
     """As many requests in flight as asked for, each replaced when it ends.
 
     ``endpoints``: called before each request, the base URLs that take new requests now. ``output_tokens``: mean length;
-    lengths are drawn between half and one and a half of it.
+    lengths are drawn between half and one and a half of it. ``path``: SGLang's own route, or an OpenAI route.
     """
 
     def __init__(
@@ -92,10 +93,7 @@ class ClosedLoop:
 
     async def _one(self, base: str) -> None:
         length = max(1, int(self._output_tokens * self._random.uniform(0.5, 1.5)))
-        body = {
-            "input_ids": [1] * self._input_tokens,
-            "sampling_params": {"max_new_tokens": length, "ignore_eos": True},
-        }
+        body = self._body(length)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -112,5 +110,16 @@ class ClosedLoop:
             self.tally.failed += 1
             return
         self.tally.done += 1
-        self.tally.tokens += int(document["meta_info"]["completion_tokens"])
+        counted = document["meta_info"] if "meta_info" in document else document["usage"]
+        self.tally.tokens += int(counted["completion_tokens"])
         self.tally.latency_seconds += loop.time() - began
+
+    def _body(self, output_tokens: int) -> dict[str, Any]:
+        if self._path == "/generate":
+            sampling = {"max_new_tokens": output_tokens, "ignore_eos": True}
+            return {"input_ids": [1] * self._input_tokens, "sampling_params": sampling}
+        prompt = "x " * self._input_tokens
+        content: dict[str, Any] = {"prompt": prompt}
+        if self._path.endswith("chat/completions"):
+            content = {"messages": [{"role": "user", "content": prompt}]}
+        return {**content, "max_tokens": output_tokens, "ignore_eos": True}

@@ -60,9 +60,21 @@ def event(document: Any) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
-def models(name: str) -> web.Response:
+def models(*names: str) -> web.Response:
     """`/v1/models`."""
-    return web.json_response({"object": "list", "data": [{"id": name, "object": "model"}]})
+    return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+
+def error(status: int, message: str, kind: str) -> web.Response:
+    """An error as OpenAI servers write it."""
+    return web.json_response(
+        {"error": {"message": message, "type": kind, "param": None, "code": status}}, status=status
+    )
+
+
+def aborted(prompt: Prompt) -> web.Response:
+    """A request that a server on its way out takes and gives back."""
+    return web.json_response(_answer(prompt, Request(0, prompt.input_tokens, prompt.output_tokens, 0.0, aborted=True)))
 
 
 async def complete(server: EmulatedServer, http: web.Request, prompt: Prompt) -> web.StreamResponse:

@@ -326,7 +326,8 @@ class EmulatedServer(ABC):
         try:
             response = await handler(request)
         except TooLongError as error:
-            return web.json_response({"error": {"message": str(error), "type": "BadRequestError"}}, status=400)
+            body = {"message": str(error), "type": "BadRequestError", "param": None, "code": 400}
+            return web.json_response({"error": body}, status=400)
         return faults.afterwards(response, strike, self.running_gauge) if strike else response
 
     async def _set_faults(self, request: web.Request) -> web.Response:
