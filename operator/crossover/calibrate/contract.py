@@ -55,6 +55,7 @@ class DoneReason(StrEnum):
     LADDER_MEASURED = "LadderMeasured"
     NOTHING_LEFT = "NothingLeft"
     """No load that could be measured would tell more."""
+    TIME_SPENT = "TimeSpent"
 
 
 @dataclass(frozen=True, slots=True)
