@@ -58,15 +58,16 @@ def requests(name: str, copies: int) -> list[tuple[float, int, int]]:
     return sorted((at + copy / copies, given, made) for at, given, made in rows for copy in range(copies))
 
 
-def one_by_one(arrivals: list[tuple[float, int, int]], replicas: int) -> Measured:
+def one_by_one(arrivals: list[tuple[float, int, int]], replicas: int, *, round_robin: bool = False) -> Measured:
     truth = Truth(MODEL, (ACCEPTANCE["chat"],))
     limits = Limits(PHYSICS.max_running_requests, int(PLANT.kv_capacity_tokens))
     cores = [EngineCore(truth, limits, Fixed(DRAFT), seed=number + 1) for number in range(replicas)]
     sent: list[Request] = []
-    for at, given, made in arrivals:
+    for number, (at, given, made) in enumerate(arrivals):
         for core in cores:
             core.advance(at)
         least = min(cores, key=lambda core: len(core.running) + len(core.waiting))
+        least = cores[number % replicas] if round_robin else least
         sent.append(least.submit(at, given, made))
     for core in cores:
         core.advance(arrivals[-1][0] + 3600.0)
@@ -125,6 +126,7 @@ def compared(name: str, copies: int, replicas: int) -> dict[str, Any]:
     trace = read(TRACES / f"{name}.csv.gz").window(0, SECONDS).scaled(copies)
     fluid = as_fluid(trace, replicas)
     after = time.process_time()
+    round_robin = one_by_one(arrivals, replicas, round_robin=True)
     coarse = as_fluid(merged(trace, 10), replicas)
     return {
         "trace": name,
@@ -133,6 +135,7 @@ def compared(name: str, copies: int, replicas: int) -> dict[str, Any]:
         **{
             field: {
                 "one_by_one": round(getattr(exact, field), 4),
+                "one_by_one_round_robin": round(getattr(round_robin, field), 4),
                 "fluid": round(getattr(fluid, field), 4),
                 "fluid_10_s_bins": round(getattr(coarse, field), 4),
             }

@@ -16,7 +16,7 @@ from crossover.simulate.catalog import CATALOG, DEFAULT
 from crossover.simulate.compare import TUNING_SHARE, Comparison, Rules, compare, runs
 from crossover.simulate.fleet import Physics
 from crossover.simulate.plant import ACCEPTANCE, plant
-from crossover.simulate.report import COLUMNS, html_page
+from crossover.simulate.report import COLUMNS, html_page, rows
 from crossover.simulate.run import Bounds
 from crossover.simulate.table_plant import read_points
 from crossover.simulate.traces import Trace, TraceError, read
@@ -63,6 +63,7 @@ def simulate(
         bool, typer.Option(help="Run every choice of every policy over the contest, and compare at equal attainment.")
     ] = False,
     metric_loss: Annotated[float, typer.Option(min=0, max=1, help="Share of looks that see nothing.")] = 0.0,
+    metric_delay: Annotated[float, typer.Option(min=0, help="Age of what policies see, seconds.")] = 5.0,
     fail_at: Annotated[float | None, typer.Option(help="One pod fails at this second of the contest.")] = None,
     lengths: Annotated[str | None, typer.Option(help="IN,OUT mean tokens, for traces of rates.")] = None,
     jobs: Annotated[
@@ -98,7 +99,7 @@ def simulate(
         failure_seconds=fail_at,
     )
     bounds = Bounds(min_replicas, max_replicas)
-    rules = Rules(tuple(seed or [1]), attainment, metric_loss, frontier)
+    rules = Rules(tuple(seed or [1]), attainment, metric_loss, metric_delay, frontier)
     made = _compare(used, physics, bounds, rules, names, max_draft_tokens, belief, jobs)
     _write(out, made, _notes(used, plant_source, profile, physics, workload))
     _show(made)
@@ -172,8 +173,8 @@ def _show(made: Comparison) -> None:
     table = Table(title=made.trace)
     for _, title, _ in columns:
         table.add_column(title, justify="left" if title == "policy" else "right", no_wrap=title == "policy")
-    for item in made.outcomes:
-        table.add_row(*(format(getattr(item, name), form) for name, _, form in columns))
+    for row in rows(made.outcomes, columns):
+        table.add_row(*row)
     Console().print(table)
     for verdict in verdicts(made):
         typer.echo("\n".join(sentences(verdict)))

@@ -14,8 +14,8 @@ from crossover.simulate.run import Bounds
 from crossover.simulate.traces import Trace
 
 TARGETS = (4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
-UTILIZATION = (0.85, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of the profile's capacity; the API's default first."""
+UTILIZATION = (0.85, 0.8, 0.7, 0.6, 0.5)
+"""Of the profile's capacity: the API's default, and more reserve than that."""
 MARGINS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.35)
 NO_TUNING = (0.0,)
 THRESHOLDS = (16, 32, 64, 128)

@@ -94,6 +94,7 @@ class Rules:
     attainment: float = 0.99
     """The search takes the cheapest choice that attains this on the tuning part."""
     metric_loss: float = 0.0
+    metric_delay_seconds: float = 5.0
     frontier: bool = False
     """Run every choice over the contest too."""
 
@@ -163,10 +164,10 @@ def _result(task: Task, progress: Progress = lambda text: None) -> Result:
     outcomes, frontier = [], []
     for seed in rules.seeds:
         progress(f"{name} seed {seed}")
-        outcomes.append(_one(name, contest, chosen, seed, rules.metric_loss))
+        outcomes.append(_one(name, contest, chosen, seed, rules, rules.metric_loss))
     for choice in CATALOG[name].choices if rules.frontier else ():
         progress(f"{name} with {choice}")
-        frontier.append(Try(name, choice, _one(name, contest, choice, rules.seeds[0], rules.metric_loss)))
+        frontier.append(Try(name, choice, _one(name, contest, choice, rules.seeds[0], rules, rules.metric_loss)))
     return Result(name, chosen, tuple(outcomes), tuple(frontier))
 
 
@@ -190,7 +191,7 @@ def _tuned(name: str, setting: Setting, rules: Rules, progress: Progress) -> Cho
 
     def outcome(choice: Choice) -> tuple[Choice, Outcome]:
         progress(f"{name} tuning with {choice}")
-        return choice, _one(name, setting, choice, rules.seeds[0], 0.0)
+        return choice, _one(name, setting, choice, rules.seeds[0], rules, 0.0)
 
     tried = [outcome(choice) for choice in stock]
     found = cheapest(tried, rules.attainment)
@@ -206,7 +207,7 @@ def cheapest(tried: Sequence[tuple[Choice, Outcome]], attainment: float) -> Choi
     return min((item for item in tried if item[1].attainment >= enough), key=lambda item: item[1].gpu_hours)[0]
 
 
-def _one(name: str, setting: Setting, choice: Choice, seed: int, metric_loss: float) -> Outcome:
+def _one(name: str, setting: Setting, choice: Choice, seed: int, rules: Rules, metric_loss: float) -> Outcome:
     entry = CATALOG[name]
     return run(
         name,
@@ -217,6 +218,7 @@ def _one(name: str, setting: Setting, choice: Choice, seed: int, metric_loss: fl
         lambda fleet: entry.make(setting, choice, fleet),
         seed=seed,
         metric_loss=metric_loss,
+        metric_delay_seconds=rules.metric_delay_seconds,
         start=_start(setting),
     )
 

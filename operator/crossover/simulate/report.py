@@ -6,9 +6,12 @@ import base64
 import html
 import io
 from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from scipy.stats import t as student_t
 
 from crossover.simulate.compare import Comparison
 from crossover.simulate.run import Outcome
@@ -68,13 +71,28 @@ def html_page(comparison: Comparison, notes: Sequence[str]) -> str:
     return f"{head}<body>{''.join(parts)}</body></html>\n"
 
 
+def rows(outcomes: Sequence[Outcome], columns: Sequence[tuple[str, str, str]]) -> list[list[str]]:
+    """A row a policy, in the order of the outcomes: the value, or mean and 95 % interval over the seeds."""
+    groups: dict[str, list[Outcome]] = {}
+    for item in outcomes:
+        groups.setdefault(item.policy, []).append(item)
+    return [
+        [_cell([getattr(item, name) for item in group], form) for name, _, form in columns] for group in groups.values()
+    ]
+
+
+def _cell(values: Sequence[Any], form: str) -> str:
+    if len(values) == 1 or isinstance(values[0], str):
+        return format(values[0], form)
+    form = ".1f" if form == "d" else form
+    half = stdev(values) / len(values) ** 0.5 * float(student_t.ppf(0.975, len(values) - 1))
+    return f"{format(fmean(values), form)} ± {format(half, form)}"
+
+
 def _table(outcomes: Sequence[Outcome]) -> str:
     head = "".join(f"<th>{title}</th>" for _, title, _ in COLUMNS)
-    rows = []
-    for item in sorted(outcomes, key=lambda outcome: (outcome.policy, outcome.seed)):
-        cells = "".join(f"<td>{format(getattr(item, name), form)}</td>" for name, _, form in COLUMNS)
-        rows.append(f"<tr>{cells}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows(outcomes, COLUMNS))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _image(png: bytes, text: str) -> str:

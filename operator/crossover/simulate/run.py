@@ -13,7 +13,6 @@ from crossover.simulate.policies.base import ReplicaPolicy
 from crossover.simulate.traces import Trace
 
 REVERSAL_SECONDS = 600.0
-METRIC_DELAY_SECONDS = 5.0
 SERIES_POINTS = 600
 
 MakePolicy = Callable[[Fleet], ReplicaPolicy]
@@ -71,6 +70,7 @@ def run(
     *,
     seed: int,
     metric_loss: float = 0.0,
+    metric_delay_seconds: float = 5.0,
     start: int | None = None,
 ) -> Outcome:
     """``start``: replicas at the beginning, by default enough for the first minutes. Same arguments, same outcome."""
@@ -87,13 +87,13 @@ def run(
         if fleet.state.now < due:
             continue
         due = fleet.state.now + policy.interval_seconds
-        while len(delayed) > 1 and delayed[1].at_seconds <= fleet.state.now - METRIC_DELAY_SECONDS:
+        while len(delayed) > 1 and delayed[1].at_seconds <= fleet.state.now - metric_delay_seconds:
             delayed.pop(0)
         seen = _as_seen(delayed[0], fleet, chance.random() >= metric_loss)
         wanted = policy.decide(seen)
         if wanted is not None:
             ledger.scaled(fleet, min(max(wanted, bounds.min), bounds.max))
-        del delayed[:-60]
+        del delayed[: -int(2 * metric_delay_seconds / trace.bin_seconds) - 60]
     return ledger.outcome(name, seed, fleet)
 
 
