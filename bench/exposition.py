@@ -9,29 +9,16 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.machine import save
+from crossover.engines import sglang, tensorrt_llm, vllm
 from crossover.engines.exposition import scan
-from crossover.engines.sglang import WANTED
 
 METRICS = Path(__file__).parents[1] / "tests" / "fixtures" / "metrics"
-VLLM = frozenset(
-    f"vllm:{name}"
-    for name in (
-        "num_requests_running",
-        "num_requests_waiting",
-        "kv_cache_usage_perc",
-        "generation_tokens_total",
-        "iteration_tokens_total_count",
-        "inter_token_latency_seconds_count",
-        "request_time_per_output_token_seconds_sum",
-        "request_time_per_output_token_seconds_count",
-        "spec_decode_num_drafts_total",
-        "spec_decode_num_draft_tokens_total",
-        "spec_decode_num_accepted_tokens_total",
-        "spec_decode_num_accepted_tokens_per_pos_total",
-        "cache_config_info",
-    )
-)
-FILES = {"vllm-0.33.0-b64-spec": VLLM, "sglang-0.5.23-busy64-ngram-spec": WANTED}
+FILES = {
+    "vllm-0.33.0-b64-spec": vllm.WANTED,
+    "vllm-0.33.0-dp2": vllm.WANTED,
+    "sglang-0.5.23-busy64-ngram-spec": sglang.WANTED,
+    "trtllm-1.3-serve-b64-spec": tensorrt_llm.WANTED,
+}
 
 
 def cpu_milliseconds(work: Callable[[], object], repeats: int) -> float:

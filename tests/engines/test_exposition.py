@@ -118,6 +118,31 @@ def test_bad_lines_are_counted_not_fatal():
     assert found.skipped_lines == 3
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'a{b="c"} 1',
+        'a {b="c"} 1',
+        'a\t{b="c"}\t1',
+        'a{b="c",} 1',
+        'a{b="c"}1',
+        'a{b="c"} 1 1700',
+        'a{b="} 2"} 1',
+        'a{b="c"} 1 ',
+    ],
+)
+def test_spacing_makes_no_difference(line):
+    found = scan(f"{line}\n".encode(), frozenset({"a"}))
+    assert [sample.value for sample in found.values("a")] == [1.0]
+    assert set(found.values("a")[0].labels) == {"b"}
+
+
+def test_a_name_that_begins_like_a_wanted_one_is_another_name():
+    found = scan(b"ab 1\na:b 2\na_b 3\na 4\n", frozenset({"a"}))
+    assert found.one("a") == 4.0
+    assert found.skipped_lines == 0
+
+
 def test_one_is_unknown_for_several_series_or_nan():
     found = scan(b'a{b="1"} 1\na{b="2"} 2\nc NaN\n', frozenset({"a", "c"}))
     assert found.one("a") is None
