@@ -77,9 +77,6 @@ async def sweep_servers(
         if ends_at is not None and clock.now() >= ends_at:
             swept.done = Done(DoneReason.TIME_SPENT, "the time that was given is over")
             return swept
-        if step.variant not in up:
-            swept.skip.add(step)
-            continue
         on_ask(step)
         measured = await _tried(up, step, measure, swept, clock)
         if measured is None:

@@ -52,7 +52,7 @@ def next_ask(
         profile = fit_profile(points)
     except ProfileError:
         return Done(DoneReason.NOTHING_LEFT, "no variant could be measured")
-    best = _best(wants(profile, loads, plan), loads, available)
+    best = _best(wants(profile, loads, plan), loads, plan, available)
     if best is not None:
         return best
     return Done(DoneReason.CLEAR, "; ".join(_shown(profile.measured, points)) or "nothing to compare")
@@ -97,11 +97,11 @@ def _coarse(loads: Loads, plan: SweepPlan, available: Collection[Variant] | None
     return None
 
 
-def _best(found: Sequence[Want], loads: Loads, available: Collection[Variant] | None) -> Ask | None:
+def _best(found: Sequence[Want], loads: Loads, plan: SweepPlan, available: Collection[Variant] | None) -> Ask | None:
     best: tuple[float, Ask] | None = None
     for want in found:
         for ask in want.asks:
-            if not loads.is_open(ask):
+            if ask.variant not in plan.variants or not loads.is_open(ask):
                 continue
             convenience = STAY if available is None or ask.variant in available else 1.0
             value = want.worth * convenience
