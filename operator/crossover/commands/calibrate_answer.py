@@ -66,15 +66,13 @@ def _document(outcome: Outcome, result: CalibrationResult | None) -> dict[str, A
     one = next(iter(outcome.described.values()), None)
     return {
         **document,
-        "ended": "Interrupted" if outcome.interrupted else (str(outcome.swept.done.reason) if outcome.swept.done else None),
+        "ended": "Interrupted"
+        if outcome.interrupted
+        else (str(outcome.swept.done.reason) if outcome.swept.done else None),
         "environment": {
             "engine": str(one.engine) if one is not None else None,
             "version": one.capability.version if one is not None and one.capability is not None else None,
             "model": one.model if one is not None else None,
-        },
-            "engine": environment.engine,
-            "version": environment.engine_version,
-            "model": environment.model,
         },
         "servers": [{"url": d.server.base_url, "variant": v.name} for v, d in sorted(outcome.described.items())],
         "measurements": [_measurement(item) for item in outcome.swept.measured],
@@ -121,7 +119,9 @@ def _show(outcome: Outcome, result: CalibrationResult | None, why: str) -> None:
         console.print(f"no answer: {why}", highlight=False)
         return
     table = Table("running", "setting", "tok/s", "step ms", "AL", "TPOT ms", "TTFT ms", "+-")
-    for item in sorted(outcome.swept.measured, key=lambda m: (m.point.off, m.point.draft_tokens, m.point.running_requests)):
+    for item in sorted(
+        outcome.swept.measured, key=lambda m: (m.point.off, m.point.draft_tokens, m.point.running_requests)
+    ):
         point = item.point
         table.add_row(
             f"{point.running_requests:.1f}",
