@@ -269,6 +269,8 @@ class EngineCore:
         before = (counters.output_tokens, counters.first_tokens, counters.accepted_tokens, counters.finished)
         prefilling = [(item, taken) for item, taken in self._prefilling if item in self.running]
         decoding = [item for item in self._decoding if item.ended_at_seconds is None and not item.to_prefill]
+        if not decoding and not prefilling:
+            return  # All that was in the step has been aborted: it tells nothing.
         draft = (self.draft_in_force or 0) if decoding else 0
         for request, taken in prefilling:
             self._prefill(request, taken)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from crossover.emulate.requests import Step
+from crossover.emulate.requests import Request, Step
 from crossover.emulate.truth import Truth
 
 
@@ -82,6 +83,26 @@ class Scheduled:
         pass
 
 
+class UpTo:
+    """By the batch, (up to batch, draft tokens), ascending; nothing above the last key."""
+
+    speculates = True
+
+    def __init__(self, schedule: Sequence[tuple[int, int]], *, floor: int = 0, drafts_free: bool = False) -> None:
+        self.drafts_free, self._floor = drafts_free, floor
+        self._keys = [key for key, _ in schedule]
+        self._lengths = [*(length for _, length in schedule), 0]
+
+    def choose(self, batch: int) -> int:
+        return max(self._floor, self._lengths[bisect_left(self._keys, batch)])
+
+    def verified(self, draft: int) -> int:
+        return draft + 1
+
+    def observe(self, step: Step) -> None:
+        pass
+
+
 class BestLength:
     """The engine weighs its own step times at start-up: the length with the most tokens per second for each batch."""
 
@@ -111,3 +132,35 @@ class BestLength:
 
     def observe(self, step: Step) -> None:
         pass
+
+
+class Gated:
+    """A gate on acceptance that closes for good: once the mean over ``window`` ended requests is below ``threshold``, the
+    engine drafts no more until it is started again. ``by_rate``: the threshold is a share of draft tokens, else a length."""
+
+    speculates = True
+
+    def __init__(self, inner: Drafts, window: int, threshold: float, *, longest: int, by_rate: bool) -> None:
+        self._inner, self._window, self._threshold = inner, window, threshold
+        self.drafts_free = inner.drafts_free
+        self._longest, self._by_rate = longest, by_rate
+        self._recent: deque[float] = deque(maxlen=window)
+        self.closed = False
+
+    def choose(self, batch: int) -> int:
+        return 0 if self.closed else self._inner.choose(batch)
+
+    def verified(self, draft: int) -> int:
+        return self._inner.verified(draft)
+
+    def observe(self, step: Step) -> None:
+        self._inner.observe(step)
+
+    def ended(self, request: Request) -> None:
+        """One request's acceptance; those that never decoded say nothing."""
+        if not request.verify_steps or self.closed:
+            return
+        accepted = request.accepted_tokens / request.verify_steps
+        self._recent.append(accepted / self._longest if self._by_rate else 1 + accepted)
+        full = len(self._recent) == self._window
+        self.closed = full and sum(self._recent) / self._window < self._threshold

@@ -33,7 +33,7 @@ COMMON_FAULTS = (
 )
 ENGINE_FAULTS = {
     "sglang": ("stuck-queue",),
-    "trtllm": ("counts-tokens-late",),
+    "trtllm": ("whole-queue", "no-batch-gauge"),
     "vllm": ("reset-counters", "scaling"),
 }
 

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiohttp import web
 
-from crossover.emulate import faults
+from crossover.emulate import faults, witness
 from crossover.emulate.core import EngineCore, TooLongError
 from crossover.emulate.drafts import Drafts
 from crossover.emulate.options import Options, faults_of
@@ -103,7 +103,7 @@ class EmulatedServer(ABC):
         self._wake = asyncio.Event()
         self._streams = 0
         self._stop = asyncio.Event()
-        self._site: web.TCPSite | None = None
+        self._sites: list[web.TCPSite] = []
 
     # -- what an engine fills in --------------------------------------------------------------------------------------
 
@@ -111,8 +111,12 @@ class EmulatedServer(ABC):
     def routes(self) -> list[web.RouteDef]: ...
 
     @abstractmethod
-    def port(self) -> int:
-        """The port of the command line."""
+    def ports(self) -> tuple[int, ...]:
+        """The ports of the command line; all of them serve the same routes."""
+
+    def unreachable(self) -> str | None:
+        """Why nobody outside of its pod can connect; None = everybody can."""
+        return None
 
     @abstractmethod
     async def drain(self) -> None:
@@ -127,10 +131,6 @@ class EmulatedServer(ABC):
 
     def faulted(self) -> None:  # noqa: B027 - most faults are common
         """The set of faults has changed."""
-
-    def truth(self) -> dict[str, Any]:
-        """More about this engine for `/emulator/truth`."""
-        return {}
 
     # -- schedulers ---------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,12 @@ class EmulatedServer(ABC):
         return generation.request
 
     async def stream(
-        self, http: web.Request, generation: Generation, event: Callable[[int, bool], bytes | None]
+        self,
+        http: web.Request,
+        generation: Generation,
+        event: Callable[[int, bool], bytes | None],
+        *,
+        done: bytes = b"data: [DONE]\n\n",
     ) -> web.StreamResponse:
         """Server-sent events: ``event(tokens, last)`` for every step that gave tokens, and once at the end."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -214,7 +219,7 @@ class EmulatedServer(ABC):
             while (count := await generation.tokens.get()) != END:
                 await response.write(event(count, False) or b"")
             await response.write(event(0, True) or b"")
-            await response.write(b"data: [DONE]\n\n")
+            await response.write(done)
         except (asyncio.CancelledError, ConnectionError):
             self.abort(generation)
             raise
@@ -246,14 +251,14 @@ class EmulatedServer(ABC):
         """Loading, warm-up, serving, SIGTERM."""
         loop = asyncio.get_running_loop()
         if "ignore-sigterm" in self.faults:
-            loop.add_signal_handler(signal.SIGTERM, lambda: None)
+            loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loading = self.options.startup_seconds * self.loading_share
         async with self._runner() as runner:
             if self.listens_while_loading:
                 await self._listen(runner)
             await asyncio.sleep(loading)
             self.after_load()
-            loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+            loop.add_signal_handler(signal.SIGTERM, self._terminate)
             self.state = State.WARMING
             if not self.listens_while_loading:
                 await self._listen(runner)
@@ -264,14 +269,19 @@ class EmulatedServer(ABC):
             print("SIGTERM received", flush=True)
             await self.drain()
 
+    def _terminate(self) -> None:
+        if "ignore-sigterm" not in self.faults:
+            self._stop.set()
+
     def ready(self) -> None:
         self.state = State.READY
         print(f"{self.options.engine} {self.options.version_text} is ready", flush=True)
 
     async def stop_listening(self) -> None:
-        if self._site is not None:
-            await self._site.stop()
-            self._site = None
+        """New connections are refused; those that are open go on."""
+        for site in self._sites:
+            await site.stop()
+        self._sites = []
 
     @contextlib.asynccontextmanager
     async def serving(self, *, ready: bool = True) -> AsyncIterator[str]:
@@ -296,11 +306,15 @@ class EmulatedServer(ABC):
             await runner.cleanup()
             await asyncio.gather(driver, return_exceptions=True)
 
-    async def _listen(self, runner: web.AppRunner, port: int | None = None) -> int:
-        if port is None:
-            port = self.options.port or self.port()
-        self._site = web.TCPSite(runner, self.options.address, port)
-        await self._site.start()
+    async def _listen(self, runner: web.AppRunner, *ports: int) -> int:
+        why = self.unreachable()
+        if why is not None and not ports:
+            print(why, flush=True)
+            return 0
+        own = (self.options.port,) if self.options.port else self.ports()
+        self._sites = [web.TCPSite(runner, self.options.address, port) for port in ports or own]
+        for site in self._sites:
+            await site.start()
         return int(runner.addresses[0][1])
 
     # -- HTTP ---------------------------------------------------------------------------------------------------------
@@ -351,47 +365,4 @@ class EmulatedServer(ABC):
         self.faulted()
 
     async def _truth(self, _: web.Request) -> web.Response:
-        """What is really going on, for witnesses: Crossover never reads it."""
-        now, wall = time.monotonic(), time.time()
-
-        def at(seconds: float) -> float:
-            return wall - (now - seconds)
-
-        ranks = []
-        for rank in self.ranks:
-            core, counters = rank.core, rank.core.counters
-            ranks.append(
-                {
-                    "running": len(core.running),
-                    "waiting": len(core.waiting),
-                    "running_limit": core.max_running_requests,
-                    "kv_tokens": core.kv_tokens,
-                    "draft_tokens": core.draft_in_force if core.drafts.speculates else 0,
-                    "output_tokens_total": counters.output_tokens,
-                    "drafts_total": counters.drafts,
-                    "accepted_tokens_total": counters.accepted_tokens,
-                    "request_steps_total": counters.request_steps,
-                    "finished_total": counters.finished,
-                    "aborted_total": counters.aborted,
-                    "retractions_total": counters.retractions,
-                    "moves": [[at(move.at_seconds), move.draft_tokens] for move in core.moves],
-                    "batches_at_moves": [move.batch for move in core.moves],
-                    "crossings": [
-                        {"at": at(seconds), "key": key, "above": above, "batch": batch}
-                        for seconds, key, above, batch in rank.crossings
-                    ],
-                }
-            )
-        return web.json_response(
-            {
-                "engine": self.options.engine,
-                "version": self.options.version_text,
-                "state": str(self.state),
-                "faults": sorted(self.faults),
-                "model": self.options.model,
-                "acceptance": list(self.options.acceptance),
-                "speculates": any(core.drafts.speculates for core in self.cores),
-                "ranks": ranks,
-                **self.truth(),
-            }
-        )
+        return web.json_response(witness.account(self))

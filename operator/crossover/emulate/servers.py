@@ -10,10 +10,11 @@ from crossover.emulate.commands import LaunchError
 from crossover.emulate.options import Options
 from crossover.emulate.server import EmulatedServer
 from crossover.emulate.sglang import SGLangServer
+from crossover.emulate.trtllm import TensorRTLLMServer
 from crossover.emulate.vllm import VLLMServer
 
 Factory = Callable[[Options, Sequence[str], Mapping[str, str]], EmulatedServer]
-SERVERS: dict[str, Factory] = {"sglang": SGLangServer, "vllm": VLLMServer}
+SERVERS: dict[str, Factory] = {"sglang": SGLangServer, "trtllm": TensorRTLLMServer, "vllm": VLLMServer}
 
 
 def serve(options: Options, command: Sequence[str], environ: Mapping[str, str]) -> int:

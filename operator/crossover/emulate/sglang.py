@@ -51,8 +51,8 @@ class SGLangServer(EmulatedServer):
             self.add_rank(truth, Limits(self.launch.max_running_requests, capacity), self.launch.drafts(), view)
         self.wire = Wire(self.launch, self._tokenizer, self.cores, self.views)
 
-    def port(self) -> int:
-        return int(self.launch.args.port)
+    def ports(self) -> tuple[int, ...]:
+        return (int(self.launch.args.port),)
 
     def after_load(self) -> None:
         for warning in self.launch.warnings:

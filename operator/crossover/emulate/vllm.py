@@ -71,8 +71,8 @@ class VLLMServer(EmulatedServer):
         if len({core.draft_in_force for core in self.cores if core.running}) > 1:
             self.pause()
 
-    def port(self) -> int:
-        return int(self.launch.args.port)
+    def ports(self) -> tuple[int, ...]:
+        return (int(self.launch.args.port),)
 
     def after_load(self) -> None:
         for warning in self.launch.warnings:
