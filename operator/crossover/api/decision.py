@@ -53,6 +53,8 @@ class DecisionReason(StrEnum):
     ABOVE_MAX = "AboveMax"
     SCALED_TO_ZERO = "ScaledToZero"
     HELD_BY_POLICY = "HeldByPolicy"
+    ADMISSION_BREAKS_TARGET = "AdmissionBreaksTarget"
+    TARGET_HAS_ROOM = "TargetHasRoom"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,22 @@ class DraftDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class CapDecision:
+    """Live cap on the running batch, in requests per scheduler. Present only where the user allows it."""
+
+    current: int | None
+    """Cap decided before; None = none, the engine's own limit."""
+    wanted: int | None
+    """Cap that every scheduler of the fleet shall have; None = none."""
+    reason: DecisionReason
+    message: str
+
+    @property
+    def is_change(self) -> bool:
+        return self.current != self.wanted
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """One past change that later decisions must respect (dwell, policies, reversals)."""
 
@@ -141,6 +159,8 @@ class Memory:
     """Bounded multipliers on the profile's curves learned from outcomes, by curve name; empty = none."""
     observations: Mapping[str, float] = field(default_factory=dict)
     """Small named values a policy wants back next tick (demand averages, last prediction)."""
+    running_cap: int | None = None
+    """Live cap on the running batch that the fleet's schedulers shall have; None = none."""
     latched: DecisionReason | None = None
     """THRESHOLD_LATCHES or THRESHOLD_CYCLES once simple mode has recognised it."""
 
@@ -155,6 +175,8 @@ class Decision:
     alternatives: tuple[Alternative, ...] = ()
     memory: Memory = field(default_factory=Memory)
     """What the next call must be given."""
+    cap: CapDecision | None = None
+    """None = nobody asked for a live cap: none is set, none is looked at."""
     notices: tuple[Notice, ...] = ()
     """True for as long as they are in here; the first one matters most."""
 

@@ -143,6 +143,10 @@ class Capability:
     """Captured CUDA-graph batch sizes to which the engine pads before it looks a schedule up."""
     live_running_cap: str | None = None
     """Name of the live knob that caps the running batch, where the engine has one."""
+    running_cap: int | None = None
+    """The live cap in force on the scheduler that has the lowest one, as the server told it."""
+    running_cap_at_start: int | None = None
+    """What the process itself started with: setting it again takes a cap of ours away."""
     max_running_requests: int | None = None
     schedule: tuple[tuple[int, int], ...] = ()
     """The schedule in force as (running requests from, draft tokens), where the server or template shows it."""
@@ -208,6 +212,8 @@ class PodObservation:
     time_per_output_token_seconds: float | None = None
     time_to_first_token_seconds: float | None = None
     capability: Capability | None = None
+    port: int | None = None
+    """Where its server answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ class LeverChoice(StrEnum):
     RESTART = "Restart"
 
 
+class LiveCapPolicy(StrEnum):
+    OFF = "Off"
+    AUTO = "Auto"
+
+
 class PolicyType(StrEnum):
     PODS = "Pods"
     PERCENT = "Percent"
@@ -108,3 +113,5 @@ class Intent:
     speculation: SpeculationIntent | None = None
     """None = speculation is not managed: replicas only."""
     objectives: Objectives = field(default_factory=Objectives)
+    live_cap: LiveCapPolicy = LiveCapPolicy.OFF
+    """Whether the running batch may be capped while pods live, where the engine has such a knob."""

@@ -13,6 +13,7 @@ from crossover.api.decision import Memory
 from crossover.api.fleet import EngineType
 from crossover.api.workload import TargetRef, Workload
 from crossover.cluster.conflicts import Claimant
+from crossover.controller.caps import Caps
 from crossover.controller.ticker import FleetKey
 from crossover.decide.memory import from_json
 
@@ -37,6 +38,7 @@ class Fleet:
     tidy: bool = True
     """Old ConfigMaps may be looked for."""
     draft_seen: int | None = None
+    caps: Caps = field(default_factory=Caps)
     no_pods_since_seconds: float | None = None
 
     @property
@@ -59,6 +61,8 @@ class Fleets:
     """All fleets by (namespace, name)."""
 
     by_key: dict[FleetKey, Fleet] = field(default_factory=dict)
+    gone: dict[FleetKey, Fleet] = field(default_factory=dict)
+    """Deleted, and something of theirs may still have to be taken away."""
 
     def put(self, body: Mapping[str, Any]) -> FleetKey:
         """A ModelAutoscaler came or changed. Another object under the same name starts afresh."""
@@ -69,11 +73,15 @@ class Fleets:
             known.body = body
         else:
             status = body.get("status") or {}
-            self.by_key[key] = Fleet(body, from_json(status.get("memory") or {}), status, draft_seen=_draft(status))
+            memory = from_json(status.get("memory") or {})
+            self.by_key[key] = Fleet(body, memory, status, draft_seen=_draft(status), caps=Caps(memory.running_cap))
         return key
 
     def drop(self, key: FleetKey) -> Fleet | None:
-        return self.by_key.pop(key, None)
+        fleet = self.by_key.pop(key, None)
+        if fleet is not None and fleet.caps.any_held:
+            self.gone[key] = fleet
+        return fleet
 
     def get(self, key: FleetKey) -> Fleet | None:
         return self.by_key.get(key)

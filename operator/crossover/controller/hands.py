@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crossover.act.execute import Act, ActResult, execute
 from crossover.act.rollout import Rollout, RolloutState, judge
@@ -15,11 +15,12 @@ from crossover.api.intent import Intent
 from crossover.api.workload import Workload
 from crossover.cluster.workload import Workloads
 from crossover.cluster.writer import Writer
+from crossover.controller.caps import Doors
 from crossover.controller.fleets import Fleet
 from crossover.controller.target import Found
 from crossover.engines import ENGINES
 from crossover.engines.contract import Refusal, WantedSpeculation
-from crossover.report.facts import Done, Problem
+from crossover.report.facts import Done, Problem, TickFacts
 from crossover.report.texts import ConditionType, Reason
 
 
@@ -40,8 +41,19 @@ class Plan:
 class Hands:
     """Writes to scale targets. Call only while leading and in mode Active."""
 
-    def __init__(self, writer: Writer, workloads: Workloads) -> None:
-        self._writer, self._workloads = writer, workloads
+    def __init__(self, writer: Writer, workloads: Workloads, doors: Doors) -> None:
+        self._writer, self._workloads, self._doors = writer, workloads, doors
+
+    async def keep_cap(self, fleet: Fleet, facts: TickFacts) -> TickFacts:
+        """The live cap on every ready pod; nothing at all where nobody asked for one."""
+        assert facts.snapshot is not None
+        cap = facts.decision.cap if facts.decision is not None else None
+        done, problems = await fleet.caps.keep(self._doors, facts.snapshot, cap)
+        return replace(facts, done=(*facts.done, *done), problems=(*facts.problems, *problems))
+
+    async def let_go(self, fleet: Fleet) -> None:
+        """Of a ModelAutoscaler that was deleted: what can be taken away without a restart."""
+        await fleet.caps.release(self._doors)
 
     async def rollout(
         self, workload: Workload, pods: tuple[PodFacts, ...], now_seconds: float, startup_seconds: float | None

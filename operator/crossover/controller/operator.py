@@ -135,7 +135,7 @@ class Operator:
             pods=pods,
             finder=TargetFinder(workloads, Rivals(client, kinds, self._clock)),
             observer=Observer(scraper),
-            hands=Hands(Writer(client), workloads),
+            hands=Hands(Writer(client), workloads, scraper.door),
             reporter=Reporter(client, recorder, self._metrics),
             clock=self._clock,
         )

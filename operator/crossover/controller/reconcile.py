@@ -61,6 +61,9 @@ class Reconciler:
         if fleet is None:
             self._parts.observer.forget("/".join(key))
             await self._parts.pods.release(key)
+            gone = self._parts.fleets.gone.pop(key, None)
+            if gone is not None and self._leading():
+                await self._parts.hands.let_go(gone)
             return None
         if not self._leading():
             return 1.0
@@ -204,6 +207,8 @@ class Reconciler:
         assert found.workload is not None
         hands = self._parts.hands
         patches, problems = plan_patches(found, facts.snapshot, decision, facts.intent, facts.at_seconds)
+        if self._leading():
+            facts = await hands.keep_cap(fleet, facts)
         if rollout is not None and rollout.state is RolloutState.STUCK:
             undo = await hands.undo(found.workload, rollout, facts.at_seconds)
             patches = undo if not undo.is_empty else patches

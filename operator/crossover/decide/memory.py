@@ -18,6 +18,8 @@ MAX_DRAFT_CHANGES = 12
 KEEP_REPLICA_CHANGES_SECONDS = 1800.0
 """The longest period of a scaling policy (autoscaling/v2)."""
 LAST_TICK = "last_tick_seconds"
+TPOT_MISSED_SINCE, TPOT_ROOM_SINCE = "tpot_missed_since_seconds", "tpot_room_since_seconds"
+"""Since when, without a break, the time per output token has been above or well below its target."""
 
 
 def with_changes(memory: Memory, decision: Decision, *, replicas: bool, draft: bool) -> Memory:
@@ -73,6 +75,8 @@ def after_gap(memory: Memory, now_seconds: float, longest_gap_seconds: float) ->
     observations = {**memory.observations, LAST_TICK: now_seconds}
     if last is None or now_seconds - last <= longest_gap_seconds:
         return replace(memory, observations=observations)
+    for name in (TPOT_MISSED_SINCE, TPOT_ROOM_SINCE):
+        observations.pop(name, None)
     return replace(
         memory, recommendations=(), above_since_seconds=None, below_since_seconds=None, observations=observations
     )
@@ -98,6 +102,8 @@ def to_json(memory: Memory) -> dict[str, Any]:
         document["corrections"] = [
             {"curve": name, "factor": f"{factor:.2f}"} for name, factor in sorted(memory.correction.items())
         ]
+    if memory.running_cap is not None:
+        document["runningCap"] = memory.running_cap
     if memory.latched is not None:
         document["latched"] = str(memory.latched)
     return document
@@ -119,9 +125,11 @@ def from_json(document: Mapping[str, Any]) -> Memory:
     changes = [change for item in _mappings(document.get("changes")) if (change := _change_from_json(item))]
     factors = {str(item.get("curve")): _number(item.get("factor")) for item in _mappings(document.get("corrections"))}
     latched = document.get("latched")
+    cap = _number(document.get("runningCap"))
     return Memory(
         changes=tuple(sorted(changes, key=lambda change: change.at_seconds)),
         correction={name: factor for name, factor in factors.items() if factor is not None and factor > 0},
+        running_cap=int(cap) if cap is not None and cap >= 1 else None,
         latched=DecisionReason(latched) if latched in {str(reason) for reason in DecisionReason} else None,
     )
 

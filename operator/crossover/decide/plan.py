@@ -9,6 +9,7 @@ from crossover.api.decision import Alternative, Decision, DecisionReason, DraftD
 from crossover.api.fleet import FleetSnapshot
 from crossover.api.intent import Intent
 from crossover.decide import calibrated, sizing
+from crossover.decide.cap import decide_cap
 from crossover.decide.demand import Demand, observe_demand
 from crossover.decide.draft import decide_draft
 from crossover.decide.floor import floored, note_broken
@@ -36,7 +37,8 @@ def plan(snapshot: FleetSnapshot, intent: Intent, memory: Memory, profile: Profi
         decision = _simple(snapshot, intent, memory, load)
     else:
         decision = _calibrated(snapshot, intent, memory, load, profile)
-    return replace(decision, notices=notices(decision.memory, intent))
+    cap, memory = decide_cap(snapshot, load, intent, decision.memory)
+    return replace(decision, cap=cap, memory=memory, notices=notices(memory, intent))
 
 
 def _simple(snapshot: FleetSnapshot, intent: Intent, memory: Memory, load: FleetLoad) -> Decision:

@@ -364,7 +364,8 @@ class Wire:
             "speculative_num_steps": draft if launch.algorithm else None,
             "speculative_num_draft_tokens": core.drafts.verified(draft) if launch.algorithm else None,
             "speculative_adaptive": launch.adaptive,
-            "pp_max_micro_batch_size": core.running_cap or most,
+            ("pp_max_micro_batch_size" if launch.version >= (0, 5, 4) else "max_micro_batch_size"): core.running_cap
+            or most,
             "max_running_requests": most,
             "api_key": launch.args.api_key,
         }

@@ -75,6 +75,36 @@ class ContainerEdit:
         return self.command is None and self.args is None and not self.env and self.file is None
 
 
+@dataclass(frozen=True, slots=True)
+class CapState:
+    """A live cap on the running batch as one server shows it. Requests per scheduler."""
+
+    in_force: tuple[int, ...]
+    """One for each scheduler (data-parallel rank)."""
+    at_start: int
+    """What the process started with: to set it again is to take the cap away."""
+    most: int
+    """The largest value that the server accepts."""
+    knob: str
+    """The server's own name of it in this build."""
+
+
+class RunningCap(Protocol):
+    """The one thing that some engines change while they run: how many requests the batch may hold.
+
+    What the server answers to a request is not believed: the state is read back (`act.live`).
+    """
+
+    state_paths: tuple[str, ...]
+    """First that answers 200 wins."""
+
+    def state(self, answer: Answer) -> CapState | None:
+        """What is in force; None = this build shows no such knob. The body may hold credentials and stays in here."""
+
+    def request(self, state: CapState, cap: int) -> tuple[str, bytes]:
+        """(path, JSON body) of the POST that asks for ``cap`` on every scheduler."""
+
+
 class Engine(Protocol):
     """One inference server: what it shows, what it accepts."""
 
@@ -82,6 +112,8 @@ class Engine(Protocol):
     default_port: int
     info_paths: tuple[str, ...]
     """Asked once per process (minutes apart), first that answers 200 wins."""
+    running_cap: RunningCap | None
+    """None = nothing about the batch can be changed while the process runs."""
 
     def load_paths(self, capability: Capability | None) -> tuple[tuple[str, ...], ...]:
         """Groups of paths in order of preference: the first group whose first path answers 200 is read whole."""

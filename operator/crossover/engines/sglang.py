@@ -16,15 +16,15 @@ from crossover.api.fleet import (
     Capability,
     EngineType,
     PodReading,
-    ScheduleDialect,
     SchedulerReading,
     ScrapeFault,
     SpeculationSettings,
     Trap,
 )
 from crossover.engines import sglang_settings as settings
-from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, Schedule, WantedSpeculation
+from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, RunningCap, Schedule, WantedSpeculation
 from crossover.engines.exposition import Exposition, NotExposition, Sample, scan
+from crossover.engines.sglang_server import SGLangRunningCap, capability_of_server
 
 LOADS = "/v1/loads?include=core,spec,queues,disagg"
 METRICS = "/metrics"
@@ -88,6 +88,7 @@ class SGLang:
     type = EngineType.SGLANG
     default_port = 30000
     info_paths: tuple[str, ...] = ("/server_info", "/get_server_info")
+    running_cap: RunningCap | None = SGLangRunningCap()
 
     def load_paths(self, capability: Capability | None) -> tuple[tuple[str, ...], ...]:
         return ((LOADS, METRICS), (METRICS,))
@@ -178,7 +179,7 @@ class SGLang:
     ) -> Capability | None:
         described = _json(info.body) if info is not None and info.status == 200 else None
         if isinstance(described, dict) and "speculative_algorithm" in described:
-            return _capability_of_server(described)
+            return capability_of_server(described)
         return settings.capability_of_container(container) if container is not None else None
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
@@ -417,49 +418,6 @@ def _sum(samples: Iterable[Sample]) -> float | None:
 
 def _once(traps: Iterable[Trap]) -> tuple[Trap, ...]:
     return tuple(dict.fromkeys(traps))
-
-
-# -- capability --------------------------------------------------------------------------------------------------------
-
-
-def _capability_of_server(info: Mapping[str, Any]) -> Capability:
-    """From /server_info. The body holds API keys in clear: only the named fields are looked at."""
-    states = info.get("internal_states")
-    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
-    version = settings.version_of(info.get("version"))
-    algorithm = _text(info.get("speculative_algorithm"))
-    tokens = info.get("speculative_num_draft_tokens")
-    adaptive = bool(state.get("speculative_adaptive", info.get("speculative_adaptive")))
-    own_file = bool(info.get("speculative_adaptive_config"))
-    refusal = settings.schedule_refusal(
-        version,
-        algorithm,
-        topk=info.get("speculative_eagle_topk"),
-        dp_attention=bool(info.get("enable_dp_attention")),
-        multi_layer=bool(info.get("enable_multi_layer_eagle")),
-    )
-    padding = state.get("decode_cuda_graph_bs")
-    limit = state.get("effective_max_running_requests_per_dp", info.get("max_running_requests"))
-    return Capability(
-        EngineType.SGLANG,
-        settings.version_text(version),
-        algorithm,
-        max_draft_tokens=tokens - 1 if isinstance(tokens, int) and tokens > 0 else None,
-        schedule_dialect=ScheduleDialect.SGLANG_ADAPTIVE if refusal is None else None,
-        schedule_refusal=refusal,
-        follows_schedule=adaptive and own_file,
-        adapts_by_itself=adaptive and not own_file,
-        zero_is_safe=None if version is None else version >= settings.ZERO_STEPS,
-        batch_padding=tuple(sorted(size for size in padding if isinstance(size, int))) if padding else (),
-        live_running_cap="pp_max_micro_batch_size"
-        if version is None or version >= (0, 5, 4)
-        else "max_micro_batch_size",
-        max_running_requests=limit if isinstance(limit, int) else None,
-    )
-
-
-def _text(value: object) -> str | None:
-    return value[:64] if isinstance(value, str) and value else None
 
 
 ENGINE = SGLang()

@@ -136,7 +136,6 @@ def capability_of_container(container: Mapping[str, Any]) -> Capability | None:
         schedule_refusal=refusal,
         follows_schedule=line.has(ADAPTIVE) and own_file,
         adapts_by_itself=line.has(ADAPTIVE) and not own_file,
-        live_running_cap="pp_max_micro_batch_size",
         max_running_requests=int(limit) if limit and limit.isdigit() else None,
     )
 

@@ -23,7 +23,7 @@ from crossover.api.fleet import (
     Trap,
 )
 from crossover.engines import tensorrt_llm_settings as settings
-from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, Schedule, WantedSpeculation
+from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, RunningCap, Schedule, WantedSpeculation
 from crossover.engines.exposition import Exposition, NotExposition, scan
 
 PROMETHEUS = "/prometheus/metrics"
@@ -101,6 +101,7 @@ class TensorRTLLM:
     type = EngineType.TENSORRT_LLM
     default_port = 8000
     info_paths: tuple[str, ...] = ("/version",)
+    running_cap: RunningCap | None = None
 
     def load_paths(self, capability: Capability | None) -> tuple[tuple[str, ...], ...]:
         return ((PROMETHEUS,), ("/v1/metrics",), ("/live", "/metrics"), ("/v2/health/live", "/metrics"))

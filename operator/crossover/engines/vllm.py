@@ -22,7 +22,7 @@ from crossover.api.fleet import (
     Trap,
 )
 from crossover.engines import vllm_settings as settings
-from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, Schedule, WantedSpeculation
+from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, RunningCap, Schedule, WantedSpeculation
 from crossover.engines.exposition import Exposition, NotExposition, Sample, scan
 
 METRICS = "/metrics"
@@ -75,6 +75,7 @@ class VLLM:
     type = EngineType.VLLM
     default_port = 8000
     info_paths: tuple[str, ...] = ("/version",)
+    running_cap: RunningCap | None = None
 
     def load_paths(self, capability: Capability | None) -> tuple[tuple[str, ...], ...]:
         return ((METRICS,),)

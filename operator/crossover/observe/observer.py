@@ -30,6 +30,7 @@ class PodHistory:
     restarts: int = 0
     fault: ScrapeFault | None = None
     fault_detail: str | None = None
+    port: int | None = None
 
     def newest(self) -> PodReading | None:
         return self.readings[-1] if self.readings else None
@@ -104,13 +105,14 @@ class Observer:
         for engine in candidates:
             assert pod.address is not None
             try:
-                paths = engine.load_paths(history.capability)
-                answers = await self._scraper.first_group(pod.address, _port(target, pod, engine), paths)
+                paths, port = engine.load_paths(history.capability), _port(target, pod, engine)
+                answers = await self._scraper.first_group(pod.address, port, paths)
             except Unusable as unusable:
                 last = unusable
                 continue
             last = engine.read(answers, now_seconds, history.newest())
             if last.fault is None:
+                history.port = port
                 return last
         if isinstance(last, Unusable):
             raise last
@@ -168,4 +170,5 @@ def _observation(pod: PodFacts, history: PodHistory, now_seconds: float) -> PodO
         time_per_output_token_seconds=rates.time_per_output_token_seconds,
         time_to_first_token_seconds=rates.time_to_first_token_seconds,
         capability=history.capability,
+        port=history.port,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -47,21 +48,35 @@ class Scraper:
 
     async def fetch(self, address: str, port: int, path: str) -> Answer:
         """One GET. Raises Unusable on anything that is not an HTTP answer of bounded size, in time, without redirect."""
+        return await self._send("GET", address, port, path, None)
+
+    async def post(self, address: str, port: int, path: str, body: bytes) -> Answer:
+        """One POST of JSON, with the bounds of `fetch`. Raises Unusable."""
+        return await self._send("POST", address, port, path, body)
+
+    async def _send(self, method: str, address: str, port: int, path: str, body: bytes | None) -> Answer:
         assert self._session is not None
-        host = f"[{address}]" if ":" in address else address
+        url = f"http://[{address}]:{port}{path}" if ":" in address else f"http://{address}:{port}{path}"
+        headers = {"Content-Type": "application/json"} if body is not None else None
         async with self._free:
             try:
-                async with self._session.get(f"http://{host}:{port}{path}", allow_redirects=False) as answer:
+                async with self._session.request(
+                    method, url, data=body, headers=headers, allow_redirects=False
+                ) as answer:
                     if 300 <= answer.status < 400:
                         raise Unusable(ScrapeFault.REDIRECTED, f"HTTP {answer.status}")
-                    body = await _bounded(answer.content)
-                    return Answer(path, answer.status, body, answer.headers.get("Content-Type", "")[:128])
+                    content = await _bounded(answer.content)
+                    return Answer(path, answer.status, content, answer.headers.get("Content-Type", "")[:128])
             except TimeoutError:
                 raise Unusable(ScrapeFault.TIMED_OUT, f"after {self._timeout_seconds:g} s") from None
             except aiohttp.ClientConnectorError:
                 raise Unusable(ScrapeFault.UNREACHABLE, "connection refused") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise Unusable(ScrapeFault.UNREACHABLE, type(error).__name__) from None
+
+    def door(self, address: str, port: int) -> PodDoor:
+        """One pod's HTTP for `act.live`."""
+        return PodDoor(self, address, port)
 
     async def first_group(self, address: str, port: int, groups: Sequence[Sequence[str]]) -> list[Answer]:
         """The answers of the first group whose first path answers 200.
@@ -82,6 +97,27 @@ class Scraper:
     async def _bonus(self, address: str, port: int, path: str) -> Answer | None:
         try:
             return await self.fetch(address, port, path)
+        except Unusable:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class PodDoor:
+    """GET and POST to one pod; None where the pod gives no usable answer."""
+
+    scraper: Scraper
+    address: str
+    port: int
+
+    async def get(self, path: str) -> Answer | None:
+        try:
+            return await self.scraper.fetch(self.address, self.port, path)
+        except Unusable:
+            return None
+
+    async def post(self, path: str, body: bytes) -> Answer | None:
+        try:
+            return await self.scraper.post(self.address, self.port, path, body)
         except Unusable:
             return None
 

@@ -14,6 +14,7 @@ from crossover.api.decision import Decision
 from crossover.api.fleet import FleetSnapshot, PodPhase
 from crossover.report.conditions import compute, timestamp
 from crossover.report.facts import TickFacts
+from crossover.report.texts import running_cap
 
 RECENT = 10
 MAX_SUMMARY = 512
@@ -59,6 +60,9 @@ def fleet(facts: TickFacts) -> dict[str, Any]:
     running = [s.running_requests for s in schedulers if s.running_requests is not None]
     waiting = [s.waiting_requests for s in schedulers if s.waiting_requests is not None]
     kv_usage = [s.kv_usage for s in schedulers if s.kv_usage is not None]
+    cap = facts.decision.cap if facts.decision is not None else None
+    if cap is not None and cap.wanted is not None:
+        shown["runningRequestsCap"] = cap.wanted
     if running:
         shown["runningRequests"] = round(sum(running))
         shown["meanRunningRequests"] = f"{fmean(running):.1f}"
@@ -148,6 +152,8 @@ def last_decision(decision: Decision, facts: TickFacts) -> dict[str, Any]:
         actions.append(f"draft {_shown(draft.current)} -> {draft.target}")
     if replicas.target is not None and replicas.target != replicas.current:
         actions.append(f"replicas {_shown(replicas.current)} -> {replicas.target}")
+    if decision.cap is not None and decision.cap.is_change:
+        actions.append(running_cap(decision.cap.current, decision.cap.wanted))
     no_target = facts.intent is not None and facts.intent.replicas.target_running_requests is None
     draft_leads = draft.target is not None or (not actions and no_target and not facts.calibrated)
     lead, other = (draft, replicas) if draft_leads else (replicas, draft)

@@ -70,6 +70,10 @@ class Reason(StrEnum):
     ROLLOUT_STUCK = "RolloutStuck"
     DRAFT_LENGTH_CHANGED = "DraftLengthChanged"
     DECIDED = "Decided"
+    RUNNING_CAP_CHANGED = "RunningCapChanged"
+    RUNNING_CAP_PUT_BACK = "RunningCapPutBack"
+    # Effective
+    RUNNING_CAP_REFUSED = "RunningCapRefused"
 
 
 SCRAPE_FAULT_FIX = {
@@ -126,3 +130,22 @@ def foreign_autoscaler(kind: str, name: str) -> str:
         f"{kind} {name} scales the same target: delete it, or remove spec.replicas.targetRunningRequests here; "
         "replicas are left to it"
     )
+
+
+RUNNING_CAP_NOT_WANTED = "spec.engine.liveCap is Off"
+
+RUNNING_CAP_FIX = {
+    "Unauthorized": "refuses /set_internal_state or /server_info without a key, and Crossover reads no Secrets: leave the routes open on the pod network, or set spec.engine.liveCap to Off",
+    "Unsupported": "shows no live cap on its batch: SGLang 0.5.3 or newer has one; else set spec.engine.liveCap to Off",
+    "NotTaken": "was asked for the cap and does not show it afterwards: its batch is not limited; look at the server's log or set spec.engine.liveCap to Off",
+}
+
+
+def running_cap(before: int | None, now: int | None) -> str:
+    return f"running cap {'none' if before is None else before} -> {'none' if now is None else now}"
+
+
+def running_cap_refused(pod: str, outcome: str, pods: int) -> str:
+    """``outcome``: an `act.live.CapOutcome`."""
+    more = f" (and {pods - 1} more)" if pods > 1 else ""
+    return f"pod {pod}{more} {RUNNING_CAP_FIX[outcome]}"

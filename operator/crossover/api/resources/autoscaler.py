@@ -46,6 +46,19 @@ class EngineSpec(Resource):
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         None, description="Port of the server; left out, the engine's default or the container's only port."
     )
+    live_cap: intent.LiveCapPolicy = Field(
+        intent.LiveCapPolicy.OFF,
+        description="Auto lets a running SGLang server admit fewer requests at once while the fleet misses "
+        "objectives.timePerOutputTokenMilliseconds; the others wait. No restart, taken back by itself.",
+    )
+
+
+class ObjectivesSpec(Resource):
+    """What users of the fleet were promised."""
+
+    time_per_output_token_milliseconds: Annotated[int, Field(ge=1, le=60000)] | None = Field(
+        None, description="Mean time per output token, without the first. engine.liveCap holds a fleet to it."
+    )
 
 
 class MetricsSpec(Resource):
@@ -176,6 +189,7 @@ class ModelAutoscalerSpec(Resource):
     )
     engine: EngineSpec = Field(default_factory=EngineSpec, description="The server in the pods.")
     metrics: MetricsSpec = Field(default_factory=MetricsSpec, description="Reading the pods.")
+    objectives: ObjectivesSpec = Field(default_factory=ObjectivesSpec, description="What users were promised.")
     replicas: ReplicasSpec = Field(description="Bounds and target of the replica count.")
     speculation: SpeculationSpec | None = Field(None, description="Left out, speculation is not touched.")
     cel_rules: ClassVar[tuple[Rule, ...]] = (
@@ -184,11 +198,29 @@ class ModelAutoscalerSpec(Resource):
             "scaleTargetRef cannot be changed: delete this ModelAutoscaler and create another",
             ".scaleTargetRef",
         ),
+        Rule(
+            "!has(self.engine) || !has(self.engine.liveCap) || self.engine.liveCap == 'Off' || "
+            "(has(self.objectives) && has(self.objectives.timePerOutputTokenMilliseconds))",
+            "engine.liveCap Auto needs objectives.timePerOutputTokenMilliseconds",
+            ".engine.liveCap",
+        ),
     )
+
+    @model_validator(mode="after")
+    def _rules(self) -> ModelAutoscalerSpec:
+        target = self.objectives.time_per_output_token_milliseconds
+        _check(self, self.engine.live_cap is intent.LiveCapPolicy.OFF or target is not None, self.cel_rules[1])
+        return self
 
     def to_intent(self) -> intent.Intent:
         """As plain data with defaults resolved: what `decide` reads."""
-        return intent.Intent(_replica_intent(self.replicas), _speculation_intent(self.speculation))
+        target = self.objectives.time_per_output_token_milliseconds
+        return intent.Intent(
+            _replica_intent(self.replicas),
+            _speculation_intent(self.speculation),
+            intent.Objectives(time_per_output_token_seconds=None if target is None else target / 1000),
+            self.engine.live_cap,
+        )
 
 
 def _replica_intent(spec: ReplicasSpec) -> intent.ReplicaIntent:

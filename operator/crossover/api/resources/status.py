@@ -38,6 +38,9 @@ class Fleet(Resource):
     output_tokens_per_second: Count | None = Field(None, description="Over the fleet.")
     pods: Short | None = Field(None, description="Pods by state.")
     running_requests: Count | None = Field(None, description="Over the fleet.")
+    running_requests_cap: Count | None = Field(
+        None, description="Live cap on each scheduler's batch, set by Crossover."
+    )
     time_per_output_token_milliseconds: Count | None = Field(None, description="Slowest pod's mean.")
     verified_tokens_per_step: Short | None = Field(
         None, description="Batch times (draft length + 1), mean per scheduler."
@@ -93,6 +96,7 @@ class Memory(Resource):
     changes: Annotated[list[RememberedChange], Field(max_length=40)] | None = None
     corrections: Annotated[list[Correction], Field(max_length=32)] | None = None
     latched: Short | None = None
+    running_cap: Count | None = None
 
 
 Conditions = Annotated[
