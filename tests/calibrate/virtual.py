@@ -7,6 +7,7 @@ Independent of the emulators on purpose: what is found is compared with the trut
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +19,7 @@ from crossover.decide.step_model import PRESETS, StepModel
 from crossover.decide.variant import Variant
 
 PREFILL_SECONDS_PER_TOKEN = 5e-6
+DEAD = object()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -35,8 +37,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             handle = self._scheduled.pop(0)
             handle._scheduled = False
             self._timer_cancelled_count = max(0, self._timer_cancelled_count - 1)
-            import heapq
-
             heapq.heapify(self._scheduled)
         if not self._ready and self._scheduled:
             self._now = max(self._now, self._scheduled[0]._when)
@@ -81,6 +81,12 @@ class Job:
     written: int = 0
     verify: int = 0
     events: asyncio.Queue = field(default_factory=asyncio.Queue)
+
+    async def next(self):
+        event = await self.events.get()
+        if event is DEAD:
+            raise httpx.ReadError("connection reset")
+        return event
 
 
 @dataclass
@@ -178,8 +184,10 @@ class VirtualServer(httpx.AsyncBaseTransport):
         now = asyncio.get_running_loop().time()
         path = request.url.path
         if self.dies_at is not None and now >= self.dies_at:
-            if self.task is not None:
+            if self.task is not None and not self.task.done():
                 self.task.cancel()
+                for job in [*self.running, *self.waiting]:
+                    job.events.put_nowait(DEAD)
             raise httpx.ConnectError("refused", request=request)
         open_path = path in ("/metrics", "/health")
         if self.token and not open_path and request.headers.get("authorization") != f"Bearer {self.token}":
@@ -267,7 +275,7 @@ class VirtualServer(httpx.AsyncBaseTransport):
         if body["stream"]:
             return httpx.Response(200, stream=Stream(self, job, native))
         try:
-            while await job.events.get() is not None:
+            while await job.next() is not None:
                 pass
         except asyncio.CancelledError:
             self.abort(job)
@@ -288,9 +296,7 @@ class Stream(httpx.AsyncByteStream):
         self.server, self.job, self.native = server, job, native
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while await self.job.events.get() is not None:
-            if self.server.task.cancelled():
-                raise httpx.ReadError("gone")
+        while await self.job.next() is not None:
             yield b'data: {"choices": [{"text": "x"}]}\n\n'
         yield f"data: {json.dumps(document(self.job, self.native))}\n\ndata: [DONE]\n\n".encode()
 

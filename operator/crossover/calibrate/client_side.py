@@ -6,7 +6,7 @@ per second of the window. Answers that come in one piece tell no first token; th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, quantiles
@@ -33,10 +33,11 @@ class ClientSide:
     time_to_first_token: Latency = field(default_factory=Latency)
 
 
-def client_side(finished: Sequence[Flight], flying: Iterable[Flight], start: float, end: float) -> ClientSide:
+def client_side(finished: Sequence[Flight], flying: Sequence[Flight], start: float, end: float) -> ClientSide:
     ended = [item for item in finished if item.ended is not None and start <= item.ended <= end]
-    waits = [item.first - item.started for item in finished if item.first is not None and item.started >= start]
-    waits = waits or [item.first - item.started for item in finished if item.first is not None]
+    begun = [item for item in [*finished, *flying] if item.first is not None]
+    waits = [item.first - item.started for item in begun if item.first is not None and start <= item.first <= end]
+    waits = waits or [item.first - item.started for item in begun if item.first is not None]
     wait = fmean(waits) if waits else 0.0
     decoding = [(item, _first(item, wait), item.ended) for item in ended if item.ended is not None]
     per_token = [(last - first) / (item.output_tokens - 1) for item, first, last in decoding if item.output_tokens > 1]

@@ -32,7 +32,7 @@ class SweepPlan:
     smallest_running_requests: int = 1
     largest_running_requests: int = 64
     ladder: tuple[int, ...] = ()
-    """Exactly these loads for every variant, nothing else; empty = the sweep chooses."""
+    """Exactly these loads for every variant, all of them, nothing else; empty = the sweep chooses."""
     most_points: int = 24
     crossover_error: float = 0.03
     """Wanted half-width of a crossover's 95 % interval, as a share of it."""

@@ -86,7 +86,7 @@ class ClosedLoop:
         self._route = wire.resolved(described.server.route, described.engine)
         self._url = described.server.base_url.rstrip("/") + wire.PATHS[self._route]
         self._words_per_token = WORDS_PER_TOKEN
-        self._streams = 0
+        self._streams, self._learned = 0, 0
         self._good_at = clock.now()
         self._answered = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,6 +103,17 @@ class ClosedLoop:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def prepare(self) -> None:
+        """One short request: what cannot work fails here, and the length of prompts is learned. Raises MeasureFailure."""
+        self._good_at = self._clock.now()
+        given, _ = self._workload.draw(self._random)
+        pause = FIRST_PAUSE
+        while not await self._one(0, 0, given, 2):
+            await self._clock.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+        self.tally.finished.clear()
+        self._learned = 1
 
     def start(self, in_flight: int) -> None:
         """Begin to keep ``in_flight`` requests in flight."""
@@ -207,7 +218,8 @@ class ClosedLoop:
             self.tally.finished.append(flight)
             if flight.input_tokens and not self._workload.prompts:
                 seen = flight.asked_input * self._words_per_token / flight.input_tokens
-                share = max(0.2, 1 / len(self.tally.finished))
+                share = max(0.1, 1 / (1 + self._learned))
+                self._learned += 1
                 self._words_per_token += share * (min(2.0, max(0.2, seen)) - self._words_per_token)
             return True
         if status in (429, 503):

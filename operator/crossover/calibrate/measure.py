@@ -19,6 +19,7 @@ from crossover.calibrate import probe
 from crossover.calibrate.client_side import ClientSide, client_side, completions
 from crossover.calibrate.contract import (
     Caveat,
+    CaveatCode,
     Clock,
     Described,
     FailureReason,
@@ -45,6 +46,8 @@ WARM_UP_SHARE = 0.4
 """Of the time of a point that warm-up may take at most."""
 FEWEST_REQUESTS = 4
 FEWEST_POLLS = 2
+SILENT_SECONDS = 8.0
+"""So long may metrics that answered before stay away: a scrape may time out under load."""
 PROBE_TOKENS = 64
 LEAST_ERROR = 0.001
 
@@ -141,6 +144,7 @@ async def measure(
     sensor = probe.Sensor(described.server, ENGINES[described.engine], described.capability, http)
     async with ClosedLoop(described, workload, http, clock, seed=seed, cpu_seconds=cpu_seconds) as load:
         run = _Run(described, running_requests, precision, clock, sensor, load, progress)
+        await load.prepare()
         load.start(running_requests)
         await run.warm_up()
         found = await run.until_clear()
@@ -161,10 +165,12 @@ class _Run:
     """Where the window begins."""
     edges: list[float] = field(default_factory=list)
     """When its readings were taken."""
+    read_at: float = 0.0
+    """The newest reading."""
 
     async def warm_up(self) -> None:
         """Until the first requests have their first tokens: the prompts they all came with are out of the way."""
-        self.began = self.clock.now()
+        self.began = self.read_at = self.clock.now()
         latest = self.began + WARM_UP_SHARE * self.precision.most_seconds
         polls = 0
         while True:
@@ -186,8 +192,9 @@ class _Run:
         found: Steady | None = None
         while True:
             now = await self._poll(Phase.MEASURING, found)
-            self.edges.append(now)
-            found = steady(self._blocks())
+            if not self.described.metrics or now == self.read_at:
+                self.edges.append(now)
+                found = steady(self._blocks())
             enough = len([f for f in self.load.tally.finished if (f.ended or 0.0) >= self.window]) >= min(
                 FEWEST_REQUESTS, self.in_flight
             )
@@ -216,7 +223,12 @@ class _Run:
         at = self.clock.now()
         if self.described.metrics:
             reading = await self.sensor.read(self.clock)
-            at = reading.observed_at_seconds if reading is not None else self.clock.now()
+            if reading is not None:
+                self.read_at = at = reading.observed_at_seconds
+            elif self.clock.now() - self.read_at > SILENT_SECONDS:
+                raise MeasureFailure(
+                    FailureReason.SERVER_DIED, f"its metrics have not answered for {SILENT_SECONDS:g} s"
+                )
             if was_restarted(self.sensor.readings[-2:]):
                 raise MeasureFailure(
                     FailureReason.SERVER_DIED, "the server's counters began again: its process was replaced"
@@ -269,6 +281,10 @@ class _Run:
             variant = Variant(server.draft_tokens)
         running = client.running_requests
         assert running is not None
+        if server.running_requests and any(caveat.code is CaveatCode.LIMIT_MET for caveat in caveats):
+            running = min(
+                running, server.running_requests
+            )  # waits for room are long and uneven: the gauge knows better
         rate = server.tokens_per_second or client.tokens_per_second
         assert rate is not None
         told = server.acceptance_length if server.acceptance_by_position else None

@@ -19,7 +19,7 @@ from crossover.decide.operating import Conditions, all_rates
 from crossover.decide.profile import ProfileError, fit_profile
 from crossover.decide.variant import Variant
 
-STAY = 2.0
+STAY = 4.0
 """A point of a variant whose server is up is preferred to one that is worth less than this many times as much."""
 COARSE_PAIR, COARSE_MANY = 4, 3
 """Loads of the first ladder, for two variants and for more."""
@@ -75,8 +75,6 @@ def _by_convenience(variants: Sequence[Variant], available: Collection[Variant] 
 
 
 def _ladder(loads: Loads, plan: SweepPlan, available: Collection[Variant] | None) -> Ask | Done:
-    if loads.spent >= max(plan.most_points, len(plan.ladder) * len(plan.variants)):
-        return Done(DoneReason.POINTS_SPENT, f"{loads.spent} points measured, as many as wanted")
     for variant in _by_convenience(plan.variants, available):
         for load in plan.ladder:
             ask = Ask(variant, load)
@@ -100,14 +98,14 @@ def _coarse(loads: Loads, plan: SweepPlan, available: Collection[Variant] | None
 def _best(found: Sequence[Want], loads: Loads, plan: SweepPlan, available: Collection[Variant] | None) -> Ask | None:
     best: tuple[float, Ask] | None = None
     for want in found:
-        for ask in want.asks:
-            if ask.variant not in plan.variants or not loads.is_open(ask):
+        seen: set[Variant] = set()
+        for ask, share in want.asks:
+            if ask.variant in seen or ask.variant not in plan.variants or not loads.is_open(ask):
                 continue
-            convenience = STAY if available is None or ask.variant in available else 1.0
-            value = want.worth * convenience
+            seen.add(ask.variant)
+            value = want.urgency * share * (STAY if available is not None and ask.variant in available else 1.0)
             if best is None or value > best[0]:
                 best = (value, ask)
-            break
     return best[1] if best is not None else None
 
 

@@ -1,10 +1,9 @@
 """One step-time curve from measured points: what the shape predicts, moved to the points as far as their noise lets it.
 
-The ratio of measured to predicted step time is smoothed over ln b by Gaussian-process regression with the exponential
-kernel tau^2 exp(-|ln b - ln b'| / length): between two exact points it is nearly a straight line and never overshoots,
-beyond the last point it falls back to the shape, and its variance is the uncertainty of the curve. tau is chosen by
-marginal likelihood over all curves of a profile: small where the shape explains the points, large where it does not
-(docs/design/0042).
+The ratio of measured to predicted step time is smoothed over ln b by Gaussian-process regression with a Matern-3/2 kernel:
+neighbouring points average out their noise, beyond the last point the curve falls back to the shape, and its variance is the
+uncertainty of the curve. The spread tau is chosen by marginal likelihood over all curves of a profile: small where the shape
+explains the points, large where it does not (docs/design/0042).
 """
 
 from __future__ import annotations
@@ -85,12 +84,13 @@ def _factor(points: Sequence[Point], places: Sequence[float], spread: float) -> 
         for i, a in enumerate(places)
     ]
     lower = cholesky(matrix)
-    assert lower is not None, "an exponential kernel with noise is positive definite"
+    assert lower is not None, "a Matern kernel with noise is positive definite"
     return lower
 
 
 def _kernel(a: float, b: float, spread: float) -> float:
-    return spread * spread * math.exp(-abs(a - b) / LENGTH)
+    distance = math.sqrt(3) * abs(a - b) / LENGTH
+    return spread * spread * (1 + distance) * math.exp(-distance)
 
 
 def rising(values: Sequence[float]) -> list[float]:
