@@ -14,6 +14,9 @@ from statistics import fmean, quantiles
 from crossover.calibrate.contract import Latency
 from crossover.calibrate.load import Flight
 
+LONG_WAIT = 0.5
+"""Of the time that a request decodes: beyond it, answers in one piece do not tell when they began."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSide:
@@ -55,6 +58,8 @@ def client_side(finished: Sequence[Flight], flying: Sequence[Flight], start: flo
         elif mean_per_token > 0:
             written += min(inside / mean_per_token, item.wanted_tokens)
     seconds = end - start
+    if wait > LONG_WAIT * mean_per_token * tokens / len(ended):
+        written = float(sum(item.output_tokens for item in ended))  # who decodes now is a guess: count what ended
     told = [item for item in ended if item.input_tokens is not None and item.generation]
     inputs = [item.input_tokens or item.asked_input for item in ended]
     long = sum(item.output_tokens for item in ended)
