@@ -113,6 +113,7 @@ async def test_gauges_are_absent_before_the_first_report():
     assert b"sglang:max_total_num_tokens{" in answer.body
     reading = ENGINE.read([answer], 0.0, None)
     assert reading.schedulers[0].running_requests is None
+    assert "AbsentBeforeFirstReport" in {trap.code for trap in reading.traps}
 
 
 async def test_speculation_gauges_stay_stale_at_idle():

@@ -156,6 +156,8 @@ class SGLang:
         for rank, gauges in sorted(ranks.values.items()):
             if "num_running_reqs" not in gauges and len(ranks.values) > 1:
                 continue
+            if "num_running_reqs" not in gauges:
+                traps.append(_trap("AbsentBeforeFirstReport"))
             scheduler, found = _scheduler(rank, gauges, True)
             if ranks.pipeline:
                 reason = "unknown: pipeline ranks report their own micro-batches"
