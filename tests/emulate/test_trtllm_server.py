@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.emulate.serving import assert_subset, make, serving, shape, until
 
+from crossover.commands import inspect
 from crossover.emulate.commands import LaunchError
 from crossover.emulate.load import ClosedLoop
 from crossover.emulate.requests import Request
@@ -302,6 +303,15 @@ async def test_the_json_is_drained_by_each_get(root):
         assert json.loads((await client.get("/metrics"))[1]) == []
         reading = await read(client, "/metrics")
     assert {"DrainedJSON", "NoIterations"} <= codes(reading)
+
+
+async def test_detection_takes_no_records_away(root):
+    async with server(root) as client:
+        await client.post(CHAT, chat(20))
+        host, port = client.base.removeprefix("http://").split(":")
+        answers, _ = await inspect._fetch(host, int(port), "/", None)
+        assert detect(answers) is ENGINE
+        assert len(json.loads((await client.get("/metrics"))[1])) >= 20
 
 
 async def test_the_json_keeps_as_many_records_as_configured(root):

@@ -11,11 +11,12 @@ from crossover.engines.tensorrt_llm import ENGINE as TENSORRT_LLM
 from crossover.engines.vllm import ENGINE as VLLM
 
 ENGINES: dict[EngineType, Engine] = {
+    EngineType.TENSORRT_LLM: TENSORRT_LLM,
     EngineType.SGLANG: SGLANG,
     EngineType.VLLM: VLLM,
-    EngineType.TENSORRT_LLM: TENSORRT_LLM,
 }
-"""Every engine that can be measured and changed."""
+"""Every engine that can be measured and changed, in the order of detection: the paths of TensorRT-LLM come first, for the
+others' `/metrics` is a list there that each GET takes away."""
 
 
 def detect(answers: Sequence[Answer]) -> Engine | None:

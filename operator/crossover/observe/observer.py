@@ -99,8 +99,14 @@ class Observer:
         await self._learn_capability(target, pod, history, reading, now_seconds)
 
     async def _read(self, target: Target, pod: PodFacts, history: PodHistory, now_seconds: float) -> PodReading:
-        """The first engine whose paths give a usable reading; with one engine configured, only that."""
+        """The first engine whose paths give a usable reading; with one engine configured, only that.
+
+        The engine that has answered before is asked first.
+        """
         candidates = [ENGINES[target.engine]] if target.engine in ENGINES else list(ENGINES.values())
+        newest = history.newest()
+        if newest is not None:
+            candidates.sort(key=lambda engine: engine.type is not newest.engine)
         last: PodReading | Unusable = Unusable(ScrapeFault.WRONG_ENGINE)
         for engine in candidates:
             assert pod.address is not None
