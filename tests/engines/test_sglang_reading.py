@@ -9,7 +9,7 @@ import pytest
 from crossover.api.fleet import EngineType, ScrapeFault
 from crossover.engines import detect
 from crossover.engines.contract import Answer
-from crossover.engines.sglang import ENGINE
+from crossover.engines.sglang import ENGINE, WANTED
 
 METRICS = Path(__file__).parents[1] / "fixtures" / "metrics"
 
@@ -231,6 +231,152 @@ def test_zero_steps_need_0_5_14():
     capability = ENGINE.capability(Answer("/server_info", 200, json.dumps(info).encode()), None)
     assert capability is not None
     assert capability.zero_is_safe is False
+
+
+# -- traps that need more than one reading, or another role ---------------------------------------------------------------
+
+
+def in_a_row(*bodies, seconds=10.0):
+    previous = None
+    for position, lines in enumerate(bodies):
+        previous = ENGINE.read([text(*lines)], seconds * position, previous)
+    return previous
+
+
+def busy(tokens, running=5):
+    return (
+        f'sglang:num_running_reqs{{tp_rank="0"}} {running}.0',
+        f'sglang:realtime_tokens_total{{mode="decode",tp_rank="0"}} {tokens}.0',
+        'sglang:gen_throughput{tp_rank="0"} 70.0',
+    )
+
+
+def test_up_to_0_5_15_the_running_gauge_stays_up_for_30_seconds_after_the_last_request():
+    busy_then_still = [busy(100), *[busy(500)] * 5]
+    young = in_a_row(*busy_then_still[:3])
+    assert young.schedulers[0].running_requests == 5
+    assert "NoProgress" in traps(young)
+    reading = in_a_row(*busy_then_still)
+    assert reading.schedulers[0].running_requests is None
+    assert reading.schedulers[0].unknown["running_requests"].startswith("stale")
+    assert "StaleGauges" in traps(reading)
+    again = in_a_row(*busy_then_still, busy(600))
+    assert again.schedulers[0].running_requests == 5
+    assert again.still_since_seconds is None
+
+
+def test_the_first_throughput_after_idle_is_divided_by_the_idle_time_too_and_is_not_used():
+    idle = ('sglang:num_running_reqs{tp_rank="0"} 0.0', 'sglang:gen_throughput{tp_rank="0"} 0.0')
+    first = ('sglang:num_running_reqs{tp_rank="0"} 9.0', 'sglang:gen_throughput{tp_rank="0"} 3.0')
+    reading = in_a_row(idle, first)
+    assert reading.schedulers[0].output_tokens_per_second is None
+    assert "ThroughputAfterIdle" in traps(reading)
+    assert in_a_row(idle, first, first).schedulers[0].output_tokens_per_second == 3.0
+
+
+@pytest.mark.parametrize("name", ["num_prefill_bootstrap_queue_reqs", "num_prefill_prealloc_queue_reqs"])
+def test_a_prefill_server_says_its_role_and_its_queue_under_both_names(name):
+    labels = 'engine_type="prefill",tp_rank="0"'
+    reading = read(
+        text(
+            f"sglang:num_running_reqs{{{labels}}} 3.0",
+            f"sglang:num_queue_reqs{{{labels}}} 1.0",
+            f"sglang:{name}{{{labels}}} 4.0",
+            f"sglang:utilization{{{labels}}} -1.0",
+        )
+    )
+    assert {"PrefillRole", "DisaggregationQueues"} <= traps(reading)
+    assert reading.schedulers[0].waiting_requests == 5
+
+
+def test_a_decode_servers_transfer_queues_are_waiting_requests():
+    labels = 'engine_type="decode",tp_rank="0"'
+    lines = [f"sglang:num_running_reqs{{{labels}}} 24.0", f"sglang:num_queue_reqs{{{labels}}} 0.0"]
+    lines += [f"sglang:num_decode_{name}_queue_reqs{{{labels}}} 2.0" for name in ("prealloc", "transfer")]
+    reading = read(text(*lines))
+    assert reading.schedulers[0].waiting_requests == 4
+    assert "PrefillRole" not in traps(reading)
+
+
+def test_loads_count_the_queues_of_disaggregation_already():
+    role = {"mode": "prefill", "prefill_bootstrap_queue_reqs": 4}
+    reading = read(loads(num_waiting_reqs=6, disaggregation=role))
+    assert reading.schedulers[0].waiting_requests == 6
+    assert "PrefillRole" in traps(reading)
+
+
+def test_a_decode_server_just_after_its_start_has_constants_only():
+    reading = read(text('sglang:max_total_num_tokens{engine_type="decode",tp_rank="0"} 65536.0'))
+    assert reading.schedulers[0].running_requests is None
+    assert "AbsentBeforeFirstReport" in traps(reading)
+
+
+def test_engines_that_share_a_metrics_folder_mix_their_series():
+    reading = read(text(*(f'sglang:num_running_reqs{{model_name="{m}",tp_rank="0"}} 4.0' for m in "ab")))
+    assert reading.schedulers[0].running_requests is None
+    assert "SeveralModels" in traps(reading)
+
+
+def test_accept_rate_changed_its_meaning_and_is_never_read():
+    """0.5.6 to 0.5.10: drafts and bonus over draft tokens; from 0.5.11: drafts over draft tokens less one; also > 1."""
+    assert not [name for name in WANTED if "accept_rate" in name]
+    assert read(loads(speculative={"accept_length": 2.0, "accept_rate": 7.0})).schedulers[0].acceptance_length is None
+
+
+def test_inter_token_latency_dead_gauges_and_the_offline_batch_are_never_read():
+    for name in ("inter_token_latency_seconds_sum", "utilization", "max_running_requests_under_SLO"):
+        assert f"sglang:{name}" not in WANTED
+    assert "sglang:num_running_reqs_offline_batch" not in WANTED
+
+
+def test_tpot_is_per_request():
+    (scheduler,) = read(metrics("0.5.23-busy64-ngram-spec")).schedulers
+    assert scheduler.time_per_output_token_count == 1
+    (older,) = read(metrics("0.4.6-busy64")).schedulers
+    assert older.time_per_output_token_count is None
+
+
+def test_the_aggregate_of_0_5_8_to_0_5_12_makes_no_difference():
+    body = json.loads(loads().body)
+    with_aggregate = Answer("/v1/loads", 200, json.dumps({**body, "aggregate": {"total_running_reqs": 64}}).encode())
+    assert read(with_aggregate).schedulers == read(loads()).schedulers
+
+
+def test_loads_in_the_prometheus_format_have_other_names_and_are_not_taken_for_metrics():
+    assert read(text("sglang_num_running_reqs 5")).fault is ScrapeFault.WRONG_ENGINE
+
+
+def test_extra_labels_of_the_user_change_nothing():
+    lines = ['sglang:num_running_reqs{pool="blue",tp_rank="0"} 7.0']
+    assert read(text(*lines)).schedulers[0].running_requests == 7
+
+
+def test_kv_use_and_capacity_are_read():
+    (scheduler,) = read(metrics("0.5.3-busy64")).schedulers
+    assert (scheduler.kv_tokens, scheduler.kv_usage) == (100000, 0.41)
+
+
+def test_a_null_state_of_the_first_rank_does_not_break_the_description():
+    info = json.loads((METRICS / "sglang-0.5.23-server_info-eagle-adaptive.subset.json").read_text())
+    info["internal_states"] = [None, info["internal_states"][0]]
+    capability = ENGINE.capability(Answer("/server_info", 200, json.dumps(info).encode()), None)
+    assert capability is not None
+    assert capability.live_running_cap is None
+
+
+def test_the_description_tells_the_live_cap():
+    info = (METRICS / "sglang-0.5.23-server_info-eagle-adaptive.subset.json").read_bytes()
+    capability = ENGINE.capability(Answer("/server_info", 200, info), None)
+    assert capability is not None
+    assert capability.live_running_cap == "pp_max_micro_batch_size"
+    assert (capability.running_cap, capability.running_cap_at_start) == (128, 128)
+
+
+def test_0_4_6_flattens_the_state_of_its_scheduler():
+    info = {"version": "0.4.6", "speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 4}
+    capability = ENGINE.capability(Answer("/get_server_info", 200, json.dumps(info).encode()), None)
+    assert capability is not None
+    assert (capability.version, capability.max_draft_tokens, capability.live_running_cap) == ("0.4.6", 3, None)
 
 
 def test_it_is_told_from_other_engines():

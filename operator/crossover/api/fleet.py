@@ -108,6 +108,8 @@ class PodReading:
     fault: ScrapeFault | None = None
     fault_detail: str | None = None
     """Ours, short, without remote text: ``"HTTP 503"``, ``"after 2 s"``."""
+    still_since_seconds: float | None = None
+    """Since when requests seem to run and no counter has moved; None = something moves, nothing runs, or no counter tells."""
 
 
 class ScheduleDialect(StrEnum):
