@@ -297,7 +297,10 @@ class Stream(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while await self.job.next() is not None:
-            yield b'data: {"choices": [{"text": "x"}]}\n\n'
+            if self.native:
+                yield f"data: {json.dumps(document(self.job, True))}\n\n".encode()
+            else:
+                yield b'data: {"choices": [{"text": "x"}]}\n\n'
         yield f"data: {json.dumps(document(self.job, self.native))}\n\ndata: [DONE]\n\n".encode()
 
     async def aclose(self):
@@ -316,3 +319,13 @@ def document(job, native):
             },
         }
     return {"choices": [], "usage": {"prompt_tokens": job.given, "completion_tokens": job.written}}
+
+
+class LoopClock:
+    """The virtual loop's clock."""
+
+    def now(self):
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds)

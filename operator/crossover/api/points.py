@@ -32,3 +32,5 @@ class CalibrationPoint:
     asked_running_requests: int | None = None
     """Requests kept in flight by the load generator; ``running_requests`` is the decode batch that came of it. None = the
     same, or not measured by Crossover."""
+    acceptance_error: float | None = None
+    """One standard error of ``acceptance_length``, as a share of it; None = as ``relative_error``."""

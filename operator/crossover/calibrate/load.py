@@ -50,6 +50,8 @@ class Flight:
     input_tokens: int | None = None
     output_tokens: int = 0
     verify_steps: int | None = None
+    latest: bytes = b""
+    """Newest event of a stream, not looked into until somebody asks."""
 
 
 @dataclass(slots=True)
@@ -128,6 +130,20 @@ class ClosedLoop:
     def begin_window(self) -> None:
         self.tally.cpu_since = (self._clock.now(), self._cpu_seconds())
 
+    def decoded(self) -> tuple[int, int] | None:
+        """(tokens, decode steps) of all requests since the beginning, prompts' own tokens not counted. None unless every
+        request streams and events tell their steps (SGLang's own route)."""
+        tokens = steps = 0
+        for item in [*self.tally.finished, *self.tally.flying.values()]:
+            told = wire.usage([item.latest]) if item.ended is None and item.latest else None
+            written = told.output_tokens if told is not None else item.output_tokens
+            verified = told.verify_steps if told is not None else item.verify_steps
+            if not item.streams or (item.latest and (written is None or verified is None)):
+                return None
+            if item.latest:
+                tokens, steps = tokens + max(0, (written or 1) - 1), steps + (verified or 0)
+        return tokens, steps
+
     @property
     def busy_share(self) -> float:
         """CPU of this process since the window began, as a share of one core."""
@@ -203,6 +219,7 @@ class ClosedLoop:
                     if flight.first is None:
                         flight.first = self._clock.now()
                     kept = [*kept[-1:], data]
+                    flight.latest = data
         return kept
 
     def _text(self, tokens: int) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from time import process_time
 
 import httpx
@@ -50,6 +51,7 @@ SILENT_SECONDS = 8.0
 """So long may metrics that answered before stay away: a scrape may time out under load."""
 PROBE_TOKENS = 64
 LEAST_ERROR = 0.001
+STEP_SCATTER, REQUEST_SCATTER = 0.5, 0.1
 
 
 class RealClock:
@@ -112,16 +114,7 @@ async def _described_by_load(described: Described, http: httpx.AsyncClient, cloc
 
 
 def _as(described: Described, variant: Variant) -> Described:
-    return Described(
-        described.server,
-        described.engine,
-        described.model,
-        variant,
-        described.capability,
-        described.verified_tokens,
-        described.most_running_requests,
-        described.metrics,
-    )
+    return replace(described, variant=variant)
 
 
 async def measure(
@@ -167,6 +160,8 @@ class _Run:
     """When its readings were taken."""
     read_at: float = 0.0
     """The newest reading."""
+    decoded: list[tuple[int, int] | None] = field(default_factory=list)
+    """(tokens, decode steps) by the clients at each edge, where they are told."""
 
     async def warm_up(self) -> None:
         """Until the first requests have their first tokens: the prompts they all came with are out of the way."""
@@ -183,6 +178,7 @@ class _Run:
                 break
         self.window = at
         self.edges = [at]
+        self.decoded = [self.load.decoded()]
         self.load.begin_window()
 
     def _poll_seconds(self) -> float:
@@ -194,6 +190,7 @@ class _Run:
             now = await self._poll(Phase.MEASURING, found)
             if not self.described.metrics or now == self.read_at:
                 self.edges.append(now)
+                self.decoded.append(self.load.decoded() if self.decoded[-1] is not None else None)
                 found = steady(self._blocks())
             enough = len([f for f in self.load.tally.finished if (f.ended or 0.0) >= self.window]) >= min(
                 FEWEST_REQUESTS, self.in_flight
@@ -210,7 +207,12 @@ class _Run:
                 return found
 
     def _blocks(self) -> list[float]:
-        """Rates of equal blocks since the window began, by the server where its counter moves with every step."""
+        """Rates of equal blocks since the window began: decode steps where the clients are told, else by the server where its
+        counter moves with every step, else by the answers that ended."""
+        told = [item for item in self.decoded if item is not None]
+        if len(told) == len(self.edges) and told[-1][1] > told[0][1]:
+            pairs = zip(pairwise(told), pairwise(self.edges), strict=True)
+            return [(after[1] - before[1]) / (right - left) for (before, after), (left, right) in pairs]
         blocks = [item for item in rate_blocks(self.sensor.readings) if item[0] >= self.window - 1e-9]
         if moves_smoothly(blocks):
             return [rate for _, _, rate in blocks]
@@ -249,6 +251,7 @@ class _Run:
         start = self._steady_from(found)
         tally = self.load.tally
         client = client_side(tally.finished, list(tally.flying.values()), start, end)
+        client = replace(client, acceptance_length=self._acceptance(found) or client.acceptance_length)
         server = server_side(self.sensor.readings, start, end) if self.described.metrics else ServerSide()
         if client.running_requests is None or client.tokens_per_second is None:
             raise MeasureFailure(
@@ -268,6 +271,16 @@ class _Run:
             late_share=late,
         )
         return self._measured(client, server, error, end - start, caveats)
+
+    def _acceptance(self, found: Steady | None) -> float | None:
+        """Tokens per decode step over the very window of the rate, so that luck with drafts cancels in the step time."""
+        first, last = (
+            self.decoded[min(found.start, len(self.decoded) - 2) if found is not None else 0],
+            self.decoded[-1],
+        )
+        if first is None or last is None or last[1] <= first[1]:
+            return None
+        return (last[0] - first[0]) / (last[1] - first[1])
 
     def _steady_from(self, found: Steady | None) -> float:
         """Blocks lie between edges, so a block's number is its edge's."""
@@ -303,6 +316,7 @@ class _Run:
             relative_error=max(LEAST_ERROR, error),
             verified_tokens=self.described.verified_tokens if variant.draft_tokens else None,
             asked_running_requests=self.in_flight,
+            acceptance_error=_luck(variant, running, seconds, rate, acceptance, client.requests),
         )
         return Measured(
             point,
@@ -315,3 +329,16 @@ class _Run:
             kv,
             caveats,
         )
+
+
+def _luck(
+    variant: Variant, running: float, seconds: float, rate: float, acceptance: float | None, requests: int
+) -> float | None:
+    """Relative standard error of the acceptance length: of a request and step it scatters by about half of itself, and
+    requests differ by about a tenth (published per-request logs, docs/design/0071)."""
+    if acceptance is None or not variant.draft_tokens:
+        return None
+    request_steps = max(1.0, rate * seconds / acceptance)
+    return math.hypot(
+        STEP_SCATTER / math.sqrt(request_steps), REQUEST_SCATTER / math.sqrt(max(1.0, requests + running))
+    )

@@ -196,6 +196,7 @@ class _Measured:
     context: float
     acceptance: float | None
     error: float
+    acceptance_error: float
 
 
 def _read(point: CalibrationPoint, number: int) -> _Measured:
@@ -228,7 +229,8 @@ def _read(point: CalibrationPoint, number: int) -> _Measured:
     error = point.relative_error if point.relative_error is not None else DEFAULT_ERROR
     weight = 1 / max(error, 1e-3) ** 2
     sample = Sample(point.running_requests, verified, context * point.running_requests, steps, seconds, weight)
-    return _Measured(variant, sample, context, acceptance, error)
+    luck = point.acceptance_error if point.acceptance_error is not None else error
+    return _Measured(variant, sample, context, acceptance, error, luck)
 
 
 def _reduced(item: _Measured, per_kv: float) -> Point:
@@ -296,7 +298,7 @@ def _curve(
     context: float,
 ) -> Curve:
     smoothed = smooth(points, prior, spread, grid, per_kv * context)
-    told = [(item.acceptance, 1 / max(item.error, 1e-3) ** 2) for item in items if item.acceptance is not None]
+    told = [(item.acceptance, 1 / max(item.acceptance_error, 1e-3) ** 2) for item in items if item.acceptance is not None]
     known = len(told) == len(items)
     weight = sum(share for _, share in told)
     length = sum(value * share for value, share in told) / weight if known else 1.0

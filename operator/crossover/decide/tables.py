@@ -1,5 +1,6 @@
 """Calibration points as a table: ``running_requests, draft_tokens`` and ``step_ms`` or ``tokens_per_second``; optional
-``context_tokens, acceptance_length, off, verified_tokens, relative_error``. ``draft_tokens`` may say ``off``.
+``context_tokens, acceptance_length, off, verified_tokens, relative_error, acceptance_error,
+asked_running_requests``. ``draft_tokens`` may say ``off``.
 
 Text in, points out, no file I/O. Tables of speed-ups only: `crossover.decide.sweeps`.
 """
@@ -23,6 +24,8 @@ POINT_COLUMNS = (
     "acceptance_length",
     "verified_tokens",
     "relative_error",
+    "acceptance_error",
+    "asked_running_requests",
 )
 TRUE, FALSE = {"true", "yes", "1", "off"}, {"", "false", "no", "0", "gated"}
 MOST_ROWS = 100_000
@@ -87,6 +90,8 @@ def _point(row: Row, line: int) -> CalibrationPoint:
         acceptance_length=_acceptance(row, draft, line),
         relative_error=above_zero(row, "relative_error", line),
         verified_tokens=whole(row, "verified_tokens", line),
+        acceptance_error=above_zero(row, "acceptance_error", line),
+        asked_running_requests=whole(row, "asked_running_requests", line),
     )
 
 
@@ -119,6 +124,8 @@ def write_points(points: Iterable[CalibrationPoint]) -> str:
             point.acceptance_length,
             point.verified_tokens,
             point.relative_error,
+            point.acceptance_error,
+            point.asked_running_requests,
         )
         writer.writerow(
             ["" if value is None else f"{value:g}" if isinstance(value, float) else value for value in values]
