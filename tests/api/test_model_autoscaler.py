@@ -43,10 +43,15 @@ VALID = {
         {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}], "selectPolicy": "Min"},
     ),
     "disabled": changed("replicas.behavior.scaleDown", {"selectPolicy": "Disabled"}),
+    "by a calibration": changed("speculation", {"calibrationRef": {"name": "cal"}}),
+    "utilization": changed("replicas.utilizationPercent", 70),
     "fallback": changed("replicas.fallback", {"replicas": 4}),
     "another kind": changed("scaleTargetRef", {"apiVersion": "a.b/v1", "kind": "Thing", "name": "x"}),
 }
 INVALID = {
+    "a threshold and a calibration": changed("speculation.calibrationRef", {"name": "cal"}),
+    "neither threshold nor calibration": changed("speculation", {"policy": "Auto"}),
+    "utilization above 100": changed("replicas.utilizationPercent", 101),
     "no target": changed("scaleTargetRef", ...),
     "no replicas": changed("replicas", ...),
     "no max": changed("replicas.max", ...),

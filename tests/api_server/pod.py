@@ -69,6 +69,8 @@ class PodRunner:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        if self._kubelet.pending(self._pod):
+            await self._unschedulable()
         while self._kubelet.pending(self._pod):
             if self._ending:
                 return await self._remove()
@@ -82,8 +84,14 @@ class PodRunner:
             return await self._remove()
         while not self._ending:
             await self._run_container()
-            if not self._ending:
-                await self._back_off()
+            if self._ending:
+                break
+            if self._pod["spec"].get("restartPolicy") == "Never":
+                await self._ended()
+                break
+            await self._back_off()
+        while not self._ending:
+            await asyncio.sleep(POLL_SECONDS)
         return await self._remove()
 
     async def _bind(self) -> None:
@@ -124,6 +132,32 @@ class PodRunner:
             with contextlib.suppress(asyncio.CancelledError):
                 await prober
         self._ready = False
+
+    async def _unschedulable(self) -> None:
+        """What the scheduler says when no node has room."""
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes are available",
+        }
+        status = {"status": {"phase": "Pending", "conditions": [condition]}}
+        await self._kubelet.call("PATCH", f"{self._path}/status", status, content_type="application/merge-patch+json")
+
+    async def _ended(self) -> None:
+        """A container that is not restarted: the pod's last state."""
+        code = self._process.returncode if self._process is not None else 0
+        ended = {"terminated": {"exitCode": code or 0, "reason": "Error" if code else "Completed"}}
+        container = {"name": self._container["name"], "image": self._container["image"], "imageID": ""}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = {
+            "phase": "Failed" if code else "Succeeded",
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}],
+            "containerStatuses": [{**container, "ready": False, "restartCount": 0, "state": ended}],
+        }
+        await self._kubelet.call(
+            "PATCH", f"{self._path}/status", {"status": status}, content_type="application/merge-patch+json"
+        )
 
     async def _back_off(self) -> None:
         self._restarts += 1

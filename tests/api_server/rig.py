@@ -18,9 +18,15 @@ def engines():
     made.close()
 
 
+def has_no_node(pod):
+    """Pods that ask for the node label ``nowhere`` are never scheduled."""
+    return "nowhere" in (pod["spec"].get("nodeSelector") or {})
+
+
 @pytest.fixture(scope="session")
 def rig(engines):
-    with ControlPlane(audit=True) as plane, Kubelet(plane, launcher=engines):
+    with ControlPlane(audit=True) as plane, Kubelet(plane, launcher=engines, pending=has_no_node) as kubelet:
+        plane.kubelet = kubelet
         install_chart(plane)
         yield plane
 
@@ -28,7 +34,14 @@ def rig(engines):
 @pytest.fixture(scope="session")
 def operator(rig, tmp_path_factory):
     """The shared operator; tests that stop or kill one start their own on a control plane of their own."""
-    started = Operator(rig, tmp_path_factory.mktemp("operator"), CROSSOVER_LOG_LEVEL="DEBUG").start()
+    started = Operator(
+        rig,
+        tmp_path_factory.mktemp("operator"),
+        CROSSOVER_LOG_LEVEL="DEBUG",
+        CROSSOVER_CALIBRATION_LEAST_SECONDS="0.5",
+        CROSSOVER_CALIBRATION_MOST_SECONDS="6",
+        CROSSOVER_CALIBRATION_RELATIVE_ERROR="0.03",
+    ).start()
     yield started
     started.stop()
 

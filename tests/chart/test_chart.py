@@ -14,6 +14,8 @@ CHART = Path(__file__).parents[2] / "charts" / "crossover"
 OWN_RULES = (
     ("crossover.dev", "modelautoscalers", ("list", "watch")),
     ("crossover.dev", "modelautoscalers/status", ("patch",)),
+    ("crossover.dev", "calibrations", ("list", "watch")),
+    ("crossover.dev", "calibrations/status", ("patch",)),
 )
 
 
@@ -99,8 +101,9 @@ def test_pods_meet_the_restricted_pod_security_standard():
 
 
 def test_crds_are_kept_on_uninstall_and_can_be_left_out():
-    (crd,) = of_kind(render(), "CustomResourceDefinition")
-    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    crds = of_kind(render(), "CustomResourceDefinition")
+    assert {crd["spec"]["names"]["kind"] for crd in crds} == {"ModelAutoscaler", "Calibration"}
+    assert all(crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for crd in crds)
     assert of_kind(render("crds.enabled=false"), "CustomResourceDefinition") == []
 
 

@@ -26,15 +26,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "crossover.rules" -}}
 # its own resources: read, and write nothing but their status
 - apiGroups: [crossover.dev]
-  resources: [modelautoscalers]
+  resources: [modelautoscalers, calibrations]
   verbs: [list, watch]
 - apiGroups: [crossover.dev]
-  resources: [modelautoscalers/status]
+  resources: [modelautoscalers/status, calibrations/status]
   verbs: [patch]
-# the fleets' pods: where to read the load
+# the fleets' pods: where to read the load; scratch pods of calibrations are created and removed
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [create, delete, list, watch]
 # files that a speculation schedule needs in the pods
 - apiGroups: [""]
   resources: [configmaps]

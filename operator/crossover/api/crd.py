@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from crossover.api.resources import GROUP, VERSION, ModelAutoscaler
+from crossover.api.resources import GROUP, VERSION, Calibration, ModelAutoscaler
 from crossover.api.resources.base import Resource
 
 Schema = dict[str, Any]
@@ -29,7 +29,10 @@ _KEPT = (
     "minItems",
     "default",
 )
-COLUMNS: tuple[tuple[str, str, str, int], ...] = (
+Column = tuple[str, str, str, int]
+"""Name, type, JSON path, priority (1 = only with -o wide)."""
+
+AUTOSCALER_COLUMNS: tuple[Column, ...] = (
     ("Target", "string", ".spec.scaleTargetRef.name", 0),
     ("Engine", "string", ".status.fleet.engine", 0),
     ("Replicas", "integer", ".status.replicas", 0),
@@ -43,6 +46,16 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("TPOT ms", "integer", ".status.fleet.timePerOutputTokenMilliseconds", 1),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),
 )
+CALIBRATION_COLUMNS: tuple[Column, ...] = (
+    ("Target", "string", ".spec.targetRef.name", 0),
+    ("Engine", "string", ".status.environment.engine", 0),
+    ("Crossover", "string", ".status.crossover", 0),
+    ("Progress", "string", ".status.progress", 0),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Schedule", "string", ".status.schedule", 1),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),
+)
 
 SCALE = {
     "specReplicasPath": ".spec.replicas.min",
@@ -54,28 +67,33 @@ SCALE = {
 
 def custom_resource_definitions() -> dict[str, dict[str, Any]]:
     """File name -> CRD, for every kind of the group."""
-    return {f"{GROUP}_modelautoscalers.yaml": model_autoscaler_crd()}
+    autoscaler = _crd(ModelAutoscaler, "modelautoscaler", "mas", AUTOSCALER_COLUMNS, {"scale": SCALE})
+    calibration = _crd(Calibration, "calibration", "cal", CALIBRATION_COLUMNS, {})
+    return {f"{GROUP}_{crd['spec']['names']['plural']}.yaml": crd for crd in (calibration, autoscaler)}
 
 
-def model_autoscaler_crd() -> dict[str, Any]:
-    schema = structural(ModelAutoscaler)
+def _crd(
+    model: type[Resource], singular: str, short: str, columns: tuple[Column, ...], subresources: Schema
+) -> dict[str, Any]:
+    schema = structural(model)
     properties = schema["properties"]
     top = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     schema["properties"] = {**top, "spec": properties["spec"], "status": properties["status"]}
     schema["required"] = ["spec"]
+    kind, plural = model.__name__, f"{singular}s"
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"modelautoscalers.{GROUP}"},
+        "metadata": {"name": f"{plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": "ModelAutoscaler",
-                "listKind": "ModelAutoscalerList",
-                "plural": "modelautoscalers",
-                "singular": "modelautoscaler",
-                "shortNames": ["mas"],
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": singular,
+                "shortNames": [short],
                 "categories": ["crossover"],
             },
             "versions": [
@@ -84,10 +102,10 @@ def model_autoscaler_crd() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "schema": {"openAPIV3Schema": schema},
-                    "subresources": {"status": {}, "scale": SCALE},
+                    "subresources": {"status": {}, **subresources},
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path, "priority": priority}
-                        for name, kind, path, priority in COLUMNS
+                        {"name": name, "type": type_, "jsonPath": path, "priority": priority}
+                        for name, type_, path, priority in columns
                     ],
                 }
             ],

@@ -12,7 +12,7 @@ Rule = tuple[str, str, tuple[str, ...]]
 """(API group, resource, verbs)."""
 
 CLUSTER_RULES: Final[tuple[Rule, ...]] = (
-    ("", "pods", ("list", "watch")),
+    ("", "pods", ("create", "delete", "list", "watch")),
     ("", "configmaps", ("create", "delete", "get")),
     ("apps", "deployments", ("get", "patch")),
     ("apps", "deployments/scale", ("patch",)),

@@ -16,6 +16,7 @@ from crossover.cluster.conflicts import Claimant
 from crossover.controller.caps import Caps
 from crossover.controller.ticker import FleetKey
 from crossover.decide.memory import from_json
+from crossover.decide.profile import Profile
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class Fleet:
     """Old ConfigMaps may be looked for."""
     draft_seen: int | None = None
     caps: Caps = field(default_factory=Caps)
+    profile: Profile | None = None
+    """Of the Calibration that this tick goes by."""
     no_pods_since_seconds: float | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""kopf's part: the watch on ModelAutoscalers. Decorators and wiring only.
+"""kopf's part: the watches on our own resources. Decorators and wiring only.
 
 Low-level event handlers write nothing to the objects (no finalizer, no annotation) and feed our own queue; kopf's timers
 and indexes fail in ways that a fleet cannot afford (docs/design/0001).
@@ -14,18 +14,24 @@ import kopf
 from crossover.api.resources import GROUP, VERSION
 
 PLURAL = "modelautoscalers"
+CALIBRATIONS = "calibrations"
+
+Callback = Callable[[Mapping[str, Any]], None]
 
 
-def registry(
-    seen: Callable[[Mapping[str, Any]], None], gone: Callable[[Mapping[str, Any]], None]
-) -> kopf.OperatorRegistry:
-    """Handlers that pass every ModelAutoscaler on. Both callbacks must be quick."""
+def registry(callbacks: Mapping[str, tuple[Callback, Callback]]) -> kopf.OperatorRegistry:
+    """Handlers that pass every object on: plural -> (seen, gone). Callbacks must be quick."""
     handlers = kopf.OperatorRegistry()
 
     kopf.on.login(registry=handlers)(kopf.login_with_service_account)
     kopf.on.login(registry=handlers)(kopf.login_with_kubeconfig)
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
+    for plural, (seen, gone) in callbacks.items():
+        kopf.on.event(GROUP, VERSION, plural, registry=handlers, id=plural)(_handler(seen, gone))
+    return handlers
+
+
+def _handler(seen: Callback, gone: Callback) -> Any:
     async def changed(event: Mapping[str, Any], **_: Any) -> None:
         body = dict(event["object"])
         if event["type"] == "DELETED":
@@ -33,7 +39,7 @@ def registry(
         else:
             seen(body)
 
-    return handlers
+    return changed
 
 
 def operator_settings() -> kopf.OperatorSettings:

@@ -9,11 +9,14 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import kopf
 import structlog
 
 from crossover.api.faults import ClusterError
 from crossover.api.resources import GROUP, VERSION
+from crossover.calibrate.contract import Precision
+from crossover.calibrate.probe import open_http
 from crossover.cluster.client import Client
 from crossover.cluster.conflicts import Rivals
 from crossover.cluster.events import Recorder
@@ -23,9 +26,14 @@ from crossover.cluster.pods import PodCache
 from crossover.cluster.workload import Workloads
 from crossover.cluster.writer import Writer
 from crossover.controller import health
+from crossover.controller.calibration.measuring import Measuring
+from crossover.controller.calibration.pods import ScratchPods
+from crossover.controller.calibration.reconcile import CalibrationParts, CalibrationReconciler
+from crossover.controller.calibration.reporter import CalibrationReporter
+from crossover.controller.calibration.store import Calibrations
 from crossover.controller.clock import SystemClock
 from crossover.controller.fleets import Fleets
-from crossover.controller.handlers import PLURAL, operator_settings, registry
+from crossover.controller.handlers import CALIBRATIONS, PLURAL, operator_settings, registry
 from crossover.controller.hands import Hands
 from crossover.controller.reconcile import Parts, Reconciler
 from crossover.controller.reporter import Reporter
@@ -47,6 +55,7 @@ class Operator:
         self._settings = settings
         self._clock = SystemClock()
         self._fleets = Fleets()
+        self._calibrations = Calibrations()
         self._metrics = OperatorMetrics()
         self._log = structlog.get_logger("crossover.operator")
         self._lost = asyncio.Event()
@@ -65,6 +74,11 @@ class Operator:
             stack.push_async_callback(pods.close)
             reconciler = Reconciler(self._parts(client, scraper, pods, identity), lambda: self._leads(elector))
             self._ticker = Ticker(reconciler.tick, self._clock, workers=settings.workers)
+            http = await stack.enter_async_context(open_http())
+            measuring = CalibrationReconciler(
+                self._calibration_parts(client, http, identity), lambda: self._leads(elector)
+            )
+            self._calibration_ticker = Ticker(measuring.tick, self._clock, workers=settings.calibrations)
             runner, port = await health.serve(
                 settings.metrics_address, settings.metrics_port, self._metrics.registry, self._alive, self._serving
             )
@@ -77,7 +91,10 @@ class Operator:
         await self._list(client)
         self._ready = True
         # Our tasks are older than kopf's, so that it does not cancel them when it ends.
-        tasks = [asyncio.create_task(self._ticker.run(), name="ticker")]
+        tasks = [
+            asyncio.create_task(self._ticker.run(), name="ticker"),
+            asyncio.create_task(self._calibration_ticker.run(), name="calibrations"),
+        ]
         if elector is not None:
             tasks.append(asyncio.create_task(elector.run(), name="elector"))
         stop = asyncio.Event()
@@ -104,7 +121,12 @@ class Operator:
     async def _watch(self, stop: asyncio.Event) -> None:
         namespaces = self._settings.namespaces
         await kopf.operator(
-            registry=registry(self._seen, self._gone),
+            registry=registry(
+                {
+                    PLURAL: (self._seen, self._gone),
+                    CALIBRATIONS: (self._calibration_seen, self._calibration_gone),
+                }
+            ),
             settings=operator_settings(),
             clusterwide=not namespaces,
             namespaces=namespaces,
@@ -115,14 +137,15 @@ class Operator:
     async def _list(self, client: Client) -> None:
         """Everybody at once, before the first tick: an older ModelAutoscaler must be known before a younger one acts."""
         places = [f"namespaces/{name}/" for name in self._settings.namespaces] or [""]
-        for place in places:
-            try:
-                listed = await client.get(f"/apis/{GROUP}/{VERSION}/{place}{PLURAL}")
-            except ClusterError as error:
-                self._log.error("ModelAutoscalers cannot be listed", fault=str(error))
-                raise
-            for body in listed.get("items") or []:
-                self._seen(body)
+        for plural, seen in ((CALIBRATIONS, self._calibration_seen), (PLURAL, self._seen)):
+            for place in places:
+                try:
+                    listed = await client.get(f"/apis/{GROUP}/{VERSION}/{place}{plural}")
+                except ClusterError as error:
+                    self._log.error("resources cannot be listed", resources=plural, fault=str(error))
+                    raise
+                for body in listed.get("items") or []:
+                    seen(body)
 
     # -- wiring -------------------------------------------------------------------------------------------------------
 
@@ -137,6 +160,24 @@ class Operator:
             observer=Observer(scraper),
             hands=Hands(Writer(client), workloads, scraper.door),
             reporter=Reporter(client, recorder, self._metrics),
+            calibrations=self._calibrations,
+            clock=self._clock,
+        )
+
+    def _calibration_parts(self, client: Client, http: httpx.AsyncClient, identity: str) -> CalibrationParts:
+        settings = self._settings
+        precision = Precision(
+            settings.calibration_relative_error,
+            settings.calibration_least_seconds,
+            settings.calibration_most_seconds,
+        )
+        recorder = Recorder(client, self._clock, instance=identity)
+        return CalibrationParts(
+            calibrations=self._calibrations,
+            workloads=Workloads(client, Kinds(client, self._clock)),
+            pods=ScratchPods(client, Writer(client)),
+            measuring=Measuring(client, http, precision),
+            reporter=CalibrationReporter(client, recorder, self._clock),
             clock=self._clock,
         )
 
@@ -179,6 +220,16 @@ class Operator:
             self._fleets.drop(key)
             self._metrics.forget(*key)
             self._ticker.want(key)
+
+    def _calibration_seen(self, body: Mapping[str, Any]) -> None:
+        key, is_new = self._calibrations.put(body)
+        if is_new:
+            self._calibration_ticker.want(key)
+
+    def _calibration_gone(self, body: Mapping[str, Any]) -> None:
+        key = self._calibrations.drop(body)
+        if key is not None:
+            self._calibration_ticker.want(key)
 
     def _pod_changed(self, pod: Any) -> None:
         for fleet in self._fleets.in_namespace(pod.namespace):

@@ -13,11 +13,14 @@ from crossover.act.rollout import Rollout, RolloutState
 from crossover.api.decision import Decision, DecisionReason
 from crossover.api.faults import ClusterError
 from crossover.api.fleet import EngineType, FleetSnapshot, PodFacts
-from crossover.api.intent import Intent, Mode
+from crossover.api.intent import Intent, Mode, SelectPolicy, SpeculationPolicy
 from crossover.api.invalid import explain
 from crossover.api.resources import ModelAutoscalerSpec
+from crossover.calibrate.environment import Environment
 from crossover.cluster.conflicts import holder
 from crossover.cluster.pods import PodCache
+from crossover.controller.calibration.environment import changed, environment_of
+from crossover.controller.calibration.store import Calibrations
 from crossover.controller.fleets import Fleet, Fleets, target_ref
 from crossover.controller.hands import Hands, Plan, plan_patches, rollout_line, what_failed, what_was_done
 from crossover.controller.reporter import Reporter
@@ -45,6 +48,7 @@ class Parts:
     observer: Observer
     hands: Hands
     reporter: Reporter
+    calibrations: Calibrations
     clock: Clock
 
 
@@ -107,6 +111,7 @@ class Reconciler:
             return facts
         pods = self._parts.pods.select(key[0], found.workload.selector)
         facts = await self._observe(key, fleet, spec, facts, found, pods)
+        facts = self._calibrate(key, fleet, spec, facts, found)
         if facts.mode is Mode.PAUSED:
             return facts
         # decide
@@ -170,10 +175,38 @@ class Reconciler:
             problems=problems,
         )
 
+    def _calibrate(
+        self, key: FleetKey, fleet: Fleet, spec: ModelAutoscalerSpec, facts: TickFacts, found: Found
+    ) -> TickFacts:
+        """The profile to go by. Without one nothing is changed; with one of another machine nothing shrinks."""
+        ref = spec.speculation.calibration_ref if spec.speculation is not None else None
+        fleet.profile = None
+        if ref is None:
+            return facts
+        resolved = self._parts.calibrations.resolve(key[0], ref.name)
+        if resolved.profile is None:
+            problem = Problem(ConditionType.CALIBRATED, resolved.reason, resolved.message)
+            return replace(facts, problems=(*facts.problems, problem))
+        fleet.profile = resolved.profile
+        facts = replace(facts, calibrated=True, calibration=ref.name)
+        what = self._what_changed(resolved.environment, facts, found)
+        if not what:
+            return facts
+        assert facts.intent is not None
+        stale = Problem(ConditionType.CALIBRATED, Reason.CALIBRATION_STALE, texts.calibration_stale(ref.name, what))
+        return replace(facts, intent=careful(facts.intent), problems=(*facts.problems, stale))
+
+    def _what_changed(self, measured: Environment | None, facts: TickFacts, found: Found) -> str:
+        engine = facts.engine
+        if measured is None or engine is None or found.workload is None or found.container is None:
+            return ""
+        now = environment_of(found.workload, found.container, found.files, engine, facts.engine_version)
+        return changed(measured, now)
+
     def _decide(self, fleet: Fleet, facts: TickFacts) -> tuple[TickFacts, Decision]:
         assert facts.snapshot is not None
         assert facts.intent is not None
-        decision = plan(facts.snapshot, facts.intent, fleet.memory)
+        decision = plan(facts.snapshot, facts.intent, fleet.memory, fleet.profile)
         return replace(facts, decision=decision), decision
 
     def _follow_rollout(self, fleet: Fleet, facts: TickFacts, rollout: Rollout | None) -> TickFacts:
@@ -270,6 +303,13 @@ class Reconciler:
             problems=(Problem(ConditionType.READY, Reason.INVALID_SPEC, f"spec.{message}"),),
             previous=fleet.status,
         )
+
+
+def careful(intent: Intent) -> Intent:
+    """What is still safe with a calibration of another machine: hold the draft length, add replicas, take none away."""
+    down = replace(intent.replicas.scale_down, select_policy=SelectPolicy.DISABLED)
+    speculation = intent.speculation and replace(intent.speculation, policy=SpeculationPolicy.HOLD)
+    return replace(intent, replicas=replace(intent.replicas, scale_down=down), speculation=speculation)
 
 
 def _engine(snapshot: FleetSnapshot) -> tuple[EngineType | None, str | None]:

@@ -24,6 +24,13 @@ class OperatorSettings(BaseSettings):
     scrape_concurrency: int = Field(200, ge=1, le=2000)
     workers: int = Field(32, ge=1, le=256, description="Fleets looked at side by side.")
 
+    calibrations: int = Field(4, ge=1, le=64, description="Calibrations measured side by side.")
+    calibration_relative_error: float = Field(
+        0.005, gt=0, le=0.2, description="Standard error at which a point is good enough."
+    )
+    calibration_least_seconds: float = Field(4.0, gt=0, le=600, description="Shortest window of a point.")
+    calibration_most_seconds: float = Field(90.0, gt=0, le=3600, description="Longest time for a point.")
+
     @property
     def namespaces(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.watch_namespaces.split(",") if name.strip())

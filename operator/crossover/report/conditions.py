@@ -37,8 +37,8 @@ def compute(facts: TickFacts, previous: Sequence[Mapping[str, Any]]) -> list[dic
         if problem is not None:
             status = UNKNOWN if problem.transient else FALSE
             verdicts[condition] = Verdict(status, problem.reason, problem.message)
-        else:
-            verdicts[condition] = judge(facts)
+        elif (verdict := judge(facts)) is not None:
+            verdicts[condition] = verdict
     verdicts[ConditionType.READY] = _ready(facts, verdicts)
     before = {item.get("type"): item for item in previous}
     return [_as_condition(kind, verdict, facts, before.get(str(kind))) for kind, verdict in verdicts.items()]
@@ -94,7 +94,30 @@ def _pod_clause(pod: PodObservation, facts: TickFacts) -> str:
     return f"pod {pod.name} has not been read yet"
 
 
+def _calibrated(facts: TickFacts) -> Verdict | None:
+    """None = no calibration is in use: there is nothing to say. A drifted one still counts: decisions use the corrected
+    curves."""
+    if not facts.calibrated or facts.decision is None:
+        return None
+    drift = facts.notice(DecisionReason.CALIBRATION_DRIFT)
+    if drift is not None:
+        return Verdict(TRUE, drift.reason, drift.message)
+    return Verdict(TRUE, Reason.CALIBRATION_IN_USE, "thresholds, capacity and draft lengths come from a calibration")
+
+
 def _speculation_managed(facts: TickFacts) -> Verdict:
+    verdict = _managed(facts)
+    told = facts.notice(*WRONG_THRESHOLD)
+    if verdict.status != TRUE or told is None:
+        return verdict
+    return Verdict(TRUE, told.reason, told.message)
+
+
+WRONG_THRESHOLD = (DecisionReason.THRESHOLD_LATCHES, DecisionReason.THRESHOLD_CYCLES)
+"""What simple mode recognises of a threshold that is not the crossover. It still manages speculation, with that in mind."""
+
+
+def _managed(facts: TickFacts) -> Verdict:
     intent, decision, snapshot = facts.intent, facts.decision, facts.snapshot
     if intent is not None and intent.speculation is None:
         return Verdict(FALSE, Reason.NOT_MANAGED, "spec.speculation is not set: speculation is left as it is")
@@ -172,9 +195,10 @@ def _effective(facts: TickFacts) -> Verdict:
     return Verdict(TRUE, Reason.CAN_ACT, "the fleet is measured and can be changed")
 
 
-JUDGES: dict[ConditionType, Callable[[TickFacts], Verdict]] = {
+JUDGES: dict[ConditionType, Callable[[TickFacts], Verdict | None]] = {
     ConditionType.TARGET_RESOLVED: _target_resolved,
     ConditionType.METRICS_AVAILABLE: _metrics_available,
+    ConditionType.CALIBRATED: _calibrated,
     ConditionType.SPECULATION_MANAGED: _speculation_managed,
     ConditionType.SCALING_ACTIVE: _scaling_active,
     ConditionType.SCALING_LIMITED: _scaling_limited,

@@ -19,11 +19,17 @@ MAX_NOTE = 1024
 TOLD = (
     ConditionType.TARGET_RESOLVED,
     ConditionType.METRICS_AVAILABLE,
+    ConditionType.CALIBRATED,
     ConditionType.SPECULATION_MANAGED,
     ConditionType.SCALING_ACTIVE,
     ConditionType.EFFECTIVE,
 )
 """Conditions whose transitions are Events. Ready only repeats one of them."""
+
+WARNED = frozenset(
+    {DecisionReason.THRESHOLD_LATCHES, DecisionReason.THRESHOLD_CYCLES, DecisionReason.CALIBRATION_DRIFT}
+)
+"""Reasons of good conditions that a user should look at all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +84,9 @@ def _turned(facts: TickFacts, conditions: Sequence[Mapping[str, Any]]) -> list[E
         old = before.get(name)
         if old is not None and (old["status"], old["reason"]) == (status, condition["reason"]):
             continue
-        if status == "True" and (old is None or old["status"] == "Unknown"):
+        warned = condition["reason"] in WARNED
+        if status == "True" and not warned and (old is None or old["status"] == "Unknown"):
             continue
-        kind = NORMAL if status == "True" else WARNING
+        kind = NORMAL if status == "True" and not warned else WARNING
         events.append(_event(kind, condition["reason"], name, condition["message"], name))
     return events

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from crossover.api.decision import Decision
+from crossover.api.decision import Decision, DecisionReason, Notice
 from crossover.api.fleet import EngineType, FleetSnapshot
 from crossover.api.intent import Intent, Mode
 from crossover.report.texts import ConditionType
@@ -59,8 +59,15 @@ class TickFacts:
     """The template asks for our schedule; whether the pods follow it is in their capability."""
     calibrated: bool = False
     """A calibration's profile took the place of the thresholds and of the replica target."""
+    calibration: str = ""
+    """Its name."""
     previous: Mapping[str, Any] = field(default_factory=dict)
     """The status read at the beginning of the tick."""
 
     def problem(self, condition: ConditionType) -> Problem | None:
         return next((problem for problem in self.problems if problem.condition is condition), None)
+
+    def notice(self, *reasons: DecisionReason) -> Notice | None:
+        """The first notice of this tick's decision that has one of these reasons."""
+        notices = self.decision.notices if self.decision is not None else ()
+        return next((notice for notice in notices if notice.reason in reasons), None)

@@ -39,5 +39,5 @@ def configure(level: str = "INFO", *, human: bool = False) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("kopf", "aiohttp.access", "kubernetes"):
+    for noisy in ("kopf", "aiohttp.access", "kubernetes", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from crossover.api.fleet import PodPhase
+from crossover.report.events import WARNED
 from crossover.report.facts import TickFacts
 
 LABELS = ("namespace", "name")
@@ -42,6 +43,12 @@ class OperatorMetrics:
         self._problems = Gauge(
             "crossover_condition_false", "1 while a condition is False.", (*LABELS, "condition"), registry=self.registry
         )
+        self._notices = Gauge(
+            "crossover_notice",
+            "1 while a decision carries this notice: a threshold that latches or cycles, a calibration that drifted.",
+            (*LABELS, "reason"),
+            registry=self.registry,
+        )
         self._scrape_faults = Counter(
             "crossover_scrape_faults_total", "Failed scrapes by fault.", (*LABELS, "fault"), registry=self.registry
         )
@@ -78,6 +85,8 @@ class OperatorMetrics:
             self._set("draft_tokens", labels, decision.draft.current)
             self._set("recommended_replicas", labels, decision.replicas.recommended)
             self._set("decided_replicas", labels, decision.replicas.target)
+            for reason in WARNED:
+                self._notices.labels(*labels, str(reason)).set(1 if facts.notice(reason) is not None else 0)
         for done in facts.done:
             self._changes.labels(*labels, done.kind).inc()
 
@@ -90,7 +99,7 @@ class OperatorMetrics:
         """Drop a deleted fleet's gauges, so that nothing speaks for it any more."""
         for gauge in self._gauges.values():
             _remove(gauge, namespace, name)
-        for family in (self._pods, self._problems):
+        for family in (self._pods, self._problems, self._notices):
             family.remove_by_labels({"namespace": namespace, "name": name})
 
     def _load(self, facts: TickFacts, labels: tuple[str, str]) -> None:

@@ -20,6 +20,7 @@ RECENT = 10
 MAX_SUMMARY = 512
 REFRESH_SECONDS = 30.0
 REFRESH_SHARE = 0.25
+CROSSOVER_SHARE = 0.15
 LOAD_NUMBERS = ("runningRequests", "waitingRequests", "outputTokensPerSecond")
 
 
@@ -105,6 +106,8 @@ def pods_line(snapshot: FleetSnapshot) -> str:
 
 def _crossover(facts: TickFacts) -> dict[str, Any]:
     """Simple mode shows the user's own numbers and says that they are not measured."""
+    if facts.calibrated:
+        return _measured_crossover(facts)
     speculation = facts.intent.speculation if facts.intent else None
     if speculation is None or speculation.disable_above_running_requests is None:
         return {}
@@ -112,6 +115,21 @@ def _crossover(facts: TickFacts) -> dict[str, Any]:
     return {
         "runningRequests": f"{above} (on again below {below})" if below is not None else str(above),
         "source": "spec.speculation.threshold, not measured",
+    }
+
+
+def _measured_crossover(facts: TickFacts) -> dict[str, Any]:
+    """At the present context and acceptance, which move a little with every scrape: shown anew only when it says more."""
+    numbers = facts.decision.numbers if facts.decision is not None else {}
+    live = numbers.get("crossover_running_requests")
+    shown = "none in what was measured" if live is None else f"{live:.0f}"
+    before = facts.previous.get("crossover") or {}
+    known = str(before.get("runningRequests", ""))
+    if live is not None and known.isdigit() and abs(live - int(known)) <= CROSSOVER_SHARE * int(known):
+        shown = known
+    return {
+        "runningRequests": shown,
+        "source": f"calibration {facts.calibration}, at the present context and acceptance",
     }
 
 

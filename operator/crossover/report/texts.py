@@ -43,6 +43,12 @@ class Reason(StrEnum):
     NO_READY_PODS = "NoReadyPods"
     NOT_ASKED_YET = "NotAskedYet"
     ENGINE_UNKNOWN = "EngineUnknown"
+    # Calibrated
+    CALIBRATION_NOT_FOUND = "CalibrationNotFound"
+    CALIBRATION_NOT_READY = "CalibrationNotReady"
+    CALIBRATION_UNUSABLE = "CalibrationUnusable"
+    CALIBRATION_STALE = "CalibrationStale"
+    CALIBRATION_IN_USE = "CalibrationInUse"
     # SpeculationManaged
     FOLLOWS_SCHEDULE = "EngineFollowsSchedule"
     SCHEDULE_WRITTEN = "ScheduleWritten"
@@ -149,3 +155,26 @@ def running_cap_refused(pod: str, outcome: str, pods: int) -> str:
     """``outcome``: an `act.live.CapOutcome`."""
     more = f" (and {pods - 1} more)" if pods > 1 else ""
     return f"pod {pod}{more} {RUNNING_CAP_FIX[outcome]}"
+
+
+def calibration_not_found(name: str) -> str:
+    return (
+        f"Calibration {name} does not exist in this namespace: create it or correct spec.speculation.calibrationRef; "
+        "nothing is changed until then"
+    )
+
+
+def calibration_not_ready(name: str) -> str:
+    return f"Calibration {name} has no result yet (kubectl describe calibration {name}); nothing is changed until then"
+
+
+def calibration_unusable(name: str, why: str) -> str:
+    """``why``: a `ProfileError`'s own text."""
+    return f"Calibration {name} makes no curve: {why}; nothing is changed until then"
+
+
+def calibration_stale(name: str, what: str) -> str:
+    return (
+        f"{what} changed since Calibration {name} was measured: the draft length is held and nothing shrinks; delete the "
+        "Calibration and create it again to measure anew"
+    )

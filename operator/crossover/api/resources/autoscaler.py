@@ -18,7 +18,7 @@ Replicas = Annotated[int, Field(ge=1, le=10000)]
 Requests = Annotated[int, Field(ge=1, le=100000)]
 
 
-def _check(model: Resource, holds: bool, rule: Rule) -> None:
+def check(model: Resource, holds: bool, rule: Rule) -> None:
     """The Python side of a CEL rule."""
     if not holds:
         raise ValueError(rule.message)
@@ -36,7 +36,7 @@ class ScaleTargetRef(Resource):
     name: Name = Field(description="Name of the object.")
 
 
-class EngineSpec(Resource):
+class ServerSpec(Resource):
     """Which server runs in the pods and where it answers."""
 
     type: EngineType | None = Field(
@@ -46,6 +46,11 @@ class EngineSpec(Resource):
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         None, description="Port of the server; left out, the engine's default or the container's only port."
     )
+
+
+class EngineSpec(ServerSpec):
+    """Which server runs in the pods, where it answers, and what may be changed in it while it runs."""
+
     live_cap: intent.LiveCapPolicy = Field(
         intent.LiveCapPolicy.OFF,
         description="Auto lets a running SGLang server admit fewer requests at once while the fleet misses "
@@ -80,7 +85,7 @@ class MetricsSpec(Resource):
 
     @model_validator(mode="after")
     def _rules(self) -> MetricsSpec:
-        _check(self, self.stale_after_seconds > self.interval_seconds, self.cel_rules[0])
+        check(self, self.stale_after_seconds > self.interval_seconds, self.cel_rules[0])
         return self
 
 
@@ -100,6 +105,9 @@ class ReplicasSpec(Resource):
         None,
         description="Requests (running + waiting) per replica to aim at; left out, replicas are left alone.",
     )
+    utilization_percent: Annotated[int, Field(ge=10, le=100)] = Field(
+        85, description="Share of a replica's calibrated capacity to plan for; used with a calibration."
+    )
     behavior: HorizontalPodAutoscalerBehavior | None = Field(None, description="As in autoscaling/v2.")
     fallback: FallbackSpec | None = Field(None, description="What to do when no pod can be read.")
     cel_rules: ClassVar[tuple[Rule, ...]] = (
@@ -113,9 +121,9 @@ class ReplicasSpec(Resource):
 
     @model_validator(mode="after")
     def _rules(self) -> ReplicasSpec:
-        _check(self, self.min <= self.max, self.cel_rules[0])
+        check(self, self.min <= self.max, self.cel_rules[0])
         inside = self.fallback is None or self.min <= self.fallback.replicas <= self.max
-        _check(self, inside, self.cel_rules[1])
+        check(self, inside, self.cel_rules[1])
         return self
 
 
@@ -143,8 +151,12 @@ class ThresholdSpec(Resource):
     @model_validator(mode="after")
     def _rules(self) -> ThresholdSpec:
         below = self.enable_below_running_requests
-        _check(self, below is None or below <= self.disable_above_running_requests, self.cel_rules[0])
+        check(self, below is None or below <= self.disable_above_running_requests, self.cel_rules[0])
         return self
+
+
+DEFAULT_THRESHOLD = ThresholdSpec(disable_above_running_requests=1)
+"""For its defaults only."""
 
 
 class RestartSpec(Resource):
@@ -162,13 +174,22 @@ class RestartSpec(Resource):
     )
 
 
+class CalibrationRef(Resource):
+    """A Calibration in the same namespace."""
+
+    name: Name = Field(description="Name of the Calibration.")
+
+
 class SpeculationSpec(Resource):
     """How speculative decoding is managed. Left out, it is not touched."""
 
     policy: intent.SpeculationPolicy = Field(
         intent.SpeculationPolicy.AUTO, description="Auto decides; Hold never changes anything."
     )
-    threshold: ThresholdSpec = Field(description="Where speculation stops paying.")
+    threshold: ThresholdSpec | None = Field(None, description="Simple mode: where speculation stops paying.")
+    calibration_ref: CalibrationRef | None = Field(
+        None, description="Calibrated mode: where the crossover was measured. Instead of a threshold."
+    )
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="Draft length below the threshold; left out, what the pod template asks for."
     )
@@ -177,6 +198,18 @@ class SpeculationSpec(Resource):
         description="Auto takes the engine's own schedule where the engine can follow one, else a restart.",
     )
     restart: RestartSpec = Field(default_factory=RestartSpec, description="Rollouts.")
+    cel_rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.threshold) != has(self.calibrationRef)",
+            "give either threshold or calibrationRef",
+            ".threshold",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _rules(self) -> SpeculationSpec:
+        check(self, (self.threshold is None) != (self.calibration_ref is None), self.cel_rules[0])
+        return self
 
 
 class ModelAutoscalerSpec(Resource):
@@ -209,7 +242,7 @@ class ModelAutoscalerSpec(Resource):
     @model_validator(mode="after")
     def _rules(self) -> ModelAutoscalerSpec:
         target = self.objectives.time_per_output_token_milliseconds
-        _check(self, self.engine.live_cap is intent.LiveCapPolicy.OFF or target is not None, self.cel_rules[1])
+        check(self, self.engine.live_cap is intent.LiveCapPolicy.OFF or target is not None, self.cel_rules[1])
         return self
 
     def to_intent(self) -> intent.Intent:
@@ -231,6 +264,7 @@ def _replica_intent(spec: ReplicasSpec) -> intent.ReplicaIntent:
         min=spec.min,
         max=spec.max,
         target_running_requests=spec.target_running_requests,
+        utilization=spec.utilization_percent / 100,
         scale_up=behavior.scale_up.resolved(up) if behavior.scale_up else up,
         scale_down=behavior.scale_down.resolved(down) if behavior.scale_down else down,
         fallback=intent.Fallback(fallback.replicas, fallback.after_seconds) if fallback else None,
@@ -243,11 +277,11 @@ def _speculation_intent(spec: SpeculationSpec | None) -> intent.SpeculationInten
     threshold, restart = spec.threshold, spec.restart
     return intent.SpeculationIntent(
         policy=spec.policy,
-        disable_above_running_requests=threshold.disable_above_running_requests,
-        enable_below_running_requests=threshold.enable_below_running_requests,
+        disable_above_running_requests=threshold.disable_above_running_requests if threshold else None,
+        enable_below_running_requests=threshold.enable_below_running_requests if threshold else None,
         max_draft_tokens=spec.max_draft_tokens,
         lever=spec.lever,
-        stabilization_window_seconds=threshold.stabilization_window_seconds,
+        stabilization_window_seconds=(threshold or DEFAULT_THRESHOLD).stabilization_window_seconds,
         min_dwell_seconds=restart.min_dwell_seconds,
         drain_seconds=restart.drain_seconds,
         max_surge=restart.max_surge,

@@ -1,0 +1,269 @@
+"""One tick of one Calibration: the next step towards its points, whatever was done before.
+
+Level-triggered: what is there (pods, points in status) decides, so any process may go on where another one stopped. A tick
+measures one point at most; it is stopped when the object goes or its spec changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from pydantic import ValidationError
+
+from crossover.api.faults import ClusterError, Forbidden, NotFound
+from crossover.api.invalid import explain
+from crossover.api.resources import CalibrationSpec
+from crossover.calibrate.contract import Ask, Done, DoneReason, SweepPlan
+from crossover.calibrate.sweep import next_ask
+from crossover.cluster.kinds import KindError
+from crossover.cluster.workload import Workloads
+from crossover.controller.calibration.environment import changed, environment_of
+from crossover.controller.calibration.measuring import Failed, Measuring
+from crossover.controller.calibration.pods import PodState, ScratchPod, ScratchPods
+from crossover.controller.calibration.reporter import CalibrationReporter
+from crossover.controller.calibration.run import Run, restore, variant_of
+from crossover.controller.calibration.store import Calibrations, Kept, Key
+from crossover.controller.calibration.subject import Subject, find_subject
+from crossover.controller.ticker import Clock
+from crossover.decide.variant import Variant
+from crossover.engines.contract import Refusal
+from crossover.report.calibration import STILL_TRUE, Staleness, Told, Why
+from crossover.report.conditions import TRUE
+
+AGAIN_SECONDS = 2.0
+WAIT_SECONDS = 30.0
+IDLE_SECONDS = 60.0
+MOST_CRASHES = 2
+"""Pods of a variant that may end by themselves before it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationParts:
+    """What a tick works with."""
+
+    calibrations: Calibrations
+    workloads: Workloads
+    pods: ScratchPods
+    measuring: Measuring
+    reporter: CalibrationReporter
+    clock: Clock
+
+
+class CalibrationReconciler:
+    """`tick` is what a `Ticker` runs. ``leading`` is asked before every tick."""
+
+    def __init__(self, parts: CalibrationParts, leading: Callable[[], bool]) -> None:
+        self._parts, self._leading = parts, leading
+        self._uids: dict[Key, str] = {}
+        self._log = structlog.get_logger("crossover.calibration")
+
+    async def tick(self, key: Key) -> float | None:
+        """Seconds until the next one; None = the Calibration is gone."""
+        kept = self._parts.calibrations.get(key)
+        if not self._leading():
+            return 1.0 if kept is not None else None
+        if kept is None:
+            uid = self._uids.pop(key, None)
+            if uid is not None:
+                await self._clear(key[0], uid)
+            return None
+        self._uids[key] = str(kept.meta["uid"])
+        kept.changed.clear()
+        try:
+            return await self._tick(key, kept)
+        except Refusal as refusal:
+            return await self._fail(key, kept, refusal.code, str(refusal))
+        except NotFound as fault:
+            message = f"{fault}; create it or correct spec.targetRef"
+            return await self._wait(key, kept, Told.waiting(Why.TARGET_NOT_FOUND, message))
+        except Forbidden as fault:
+            reason = Why.QUOTA if "quota" in fault.detail else Why.FORBIDDEN
+            return await self._wait(key, kept, Told.waiting(reason, f"{fault}; tried again every {WAIT_SECONDS:.0f} s"))
+        except (ClusterError, KindError) as fault:
+            return await self._wait(key, kept, Told.waiting(Why.CLUSTER, str(fault)))
+
+    async def _tick(self, key: Key, kept: Kept) -> float:
+        try:
+            spec = CalibrationSpec.model_validate(kept.body["spec"])
+        except ValidationError as error:
+            text = "; ".join(str(item) for item in explain(error)[:3])
+            return await self._wait(key, kept, Told.stopped(Why.INVALID_SPEC, f"spec.{text}"))
+        if spec.points is not None:
+            await self._parts.reporter.finished(key, kept, spec, None, Why.GIVEN)
+            return IDLE_SECONDS * 60
+        run = self._run(kept, spec)
+        if spec.suspend:
+            await self._clear(key[0], self._uids[key])
+            message = f"suspended with {len(run.points)} points; set spec.suspend to false to go on"
+            return await self._wait(key, kept, Told.stopped(Why.SUSPENDED, message))
+        subject = await find_subject(self._parts.workloads, key[0], spec)
+        now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
+        if run.finished_at_seconds is not None:
+            return await self._watch(key, kept, run, spec, subject)
+        if run.environment is not None and run.points and (what := changed(run.environment, now)):
+            self._log.info("starting over", namespace=key[0], name=key[1], changed=what)
+            kept.run = run = Run(kept.generation, self._parts.clock.now())
+            await self._clear(key[0], self._uids[key])
+        run.environment = run.environment or now
+        return await self._step(key, kept, run, spec, subject)
+
+    def _run(self, kept: Kept, spec: CalibrationSpec) -> Run:
+        if not isinstance(kept.run, Run) or kept.run.generation != kept.generation:
+            kept.run = restore(spec, kept.status, kept.generation, self._parts.clock.now())
+        return kept.run
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    async def _step(self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject) -> float:
+        pods = await self._parts.pods.of(key[0], self._uids[key])
+        await self._crashed(key, run, pods)
+        plan = _plan(spec, subject, run)
+        ready = {variant for pod in pods if pod.state is PodState.READY and (variant := variant_of(pod.variant))}
+        step = self._next(run, plan, ready, spec)
+        if isinstance(step, Done):
+            return await self._finish(key, kept, run, spec, step)
+        pod = await self._pod_for(key, kept, step, pods, spec, subject, run)
+        if isinstance(pod, Told):
+            await self._parts.reporter.progress(key, kept, spec, run, pod, plan)
+            return AGAIN_SECONDS if pod.reason != Why.UNSCHEDULABLE else 2 * AGAIN_SECONDS
+        text = f"{step.variant.shown} at {step.running_requests} running requests"
+        await self._parts.reporter.progress(key, kept, spec, run, Told.running_now(Why.MEASURING, text), plan, step)
+        return await self._measure(key, kept, run, spec, subject, step, pod)
+
+    def _next(self, run: Run, plan: SweepPlan, ready: set[Variant], spec: CalibrationSpec) -> Ask | Done:
+        if self._parts.clock.now() - run.started_at_seconds > spec.timeout_minutes * 60:
+            return Done(DoneReason.TIME_SPENT, f"the {spec.timeout_minutes} minutes of spec.timeoutMinutes are over")
+        if not plan.variants:
+            return Done(DoneReason.NOTHING_LEFT, "; ".join(run.lost.values()))
+        return next_ask(run.points, plan, available=ready or None, skip=set(run.skipped))
+
+    async def _pod_for(
+        self,
+        key: Key,
+        kept: Kept,
+        step: Ask,
+        pods: tuple[ScratchPod, ...],
+        spec: CalibrationSpec,
+        subject: Subject,
+        run: Run,
+    ) -> ScratchPod | Told:
+        """The pod to measure on, or what is waited for."""
+        name = step.variant.name
+        mine = next((pod for pod in pods if pod.variant == name and pod.state is not PodState.GOING), None)
+        if mine is None:
+            others = [pod for pod in pods if pod.variant != name]
+            if len(others) >= spec.pods:
+                await self._parts.pods.remove(key[0], tuple(others[: len(others) - spec.pods + 1]))
+                return Told.running_now(Why.WAITING_FOR_POD, f"a scratch pod makes room for {step.variant.shown}")
+            await self._parts.pods.create(subject, step.variant, kept.meta)
+            return Told.running_now(Why.WAITING_FOR_POD, f"a scratch pod as {step.variant.shown} was created")
+        if mine.state is PodState.READY:
+            return mine
+        waited = self._parts.clock.now() - mine.created_at_seconds
+        if waited > spec.startup_deadline_seconds:
+            run.lost[step.variant] = (
+                f"scratch pod {mine.name} was not ready within the {spec.startup_deadline_seconds} s of "
+                "spec.startupDeadlineSeconds: look at its events and log, or allow more"
+            )
+            await self._parts.pods.remove(key[0], (mine,))
+            return Told.running_now(Why.NEVER_READY, run.lost[step.variant])
+        if mine.state is PodState.UNSCHEDULABLE:
+            message = f"scratch pod {mine.name} is not scheduled: no node has room for it; waiting"
+            return Told.running_now(Why.UNSCHEDULABLE, message)
+        return Told.running_now(Why.WAITING_FOR_POD, f"scratch pod {mine.name} as {step.variant.shown} is starting")
+
+    async def _measure(
+        self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject, step: Ask, pod: ScratchPod
+    ) -> float:
+        work = asyncio.ensure_future(self._parts.measuring.point(key[0], run, spec, subject, step, pod))
+        stop = asyncio.ensure_future(kept.changed.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return 0.0
+            measured = await work
+        finally:
+            for task in (work, stop):
+                task.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
+        if not isinstance(measured, Failed):
+            run.note(measured, step)
+            return 0.0
+        if measured.ends_all:
+            return await self._fail(key, kept, measured.reason, measured.message)
+        if measured.pod_is_gone:
+            await self._parts.pods.remove(key[0], (pod,))
+            self._count_crash(run, step.variant, pod.name)
+        return AGAIN_SECONDS
+
+    async def _crashed(self, key: Key, run: Run, pods: tuple[ScratchPod, ...]) -> None:
+        for pod in pods:
+            variant = variant_of(pod.variant)
+            if pod.state is PodState.CRASHED and variant is not None:
+                await self._parts.pods.remove(key[0], (pod,))
+                self._count_crash(run, variant, pod.name)
+
+    def _count_crash(self, run: Run, variant: Variant, name: str) -> None:
+        run.crashes[variant] = run.crashes.get(variant, 0) + 1
+        if run.crashes[variant] >= MOST_CRASHES:
+            run.lost[variant] = (
+                f"scratch pods as {variant.shown} ended by themselves {MOST_CRASHES} times, last {name}: see its log"
+            )
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _finish(self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, done: Done) -> float:
+        await self._clear(key[0], self._uids[key])
+        run.finished_at_seconds = self._parts.clock.now()
+        if run.lost and not run.points:
+            reason = Why.CRASHED if run.crashes else Why.NEVER_READY
+            return await self._fail(key, kept, reason, "; ".join(run.lost.values()))
+        await self._parts.reporter.finished(key, kept, spec, run, Why.COMPLETE, done.message)
+        return IDLE_SECONDS
+
+    async def _watch(self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject) -> float:
+        """Measured: is it still true?"""
+        measured = run.environment
+        now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
+        what = changed(measured, now) if measured is not None else ""
+        message = f"{what} changed since this was measured: delete it and create it again to measure anew"
+        stale = Staleness(TRUE, Why.STALE, message) if what else STILL_TRUE
+        await self._parts.reporter.staleness(key, kept, stale)
+        return IDLE_SECONDS / 2
+
+    async def _fail(self, key: Key, kept: Kept, reason: str, message: str) -> float:
+        """The user has to change something: the pods go, the points stay."""
+        await self._clear(key[0], self._uids[key])
+        run = kept.run if isinstance(kept.run, Run) else None
+        await self._parts.reporter.told(key, kept, Told.failure(reason, message), run)
+        return IDLE_SECONDS
+
+    async def _wait(self, key: Key, kept: Kept, told: Told) -> float:
+        run = kept.run if isinstance(kept.run, Run) else None
+        await self._parts.reporter.told(key, kept, told, run)
+        return WAIT_SECONDS
+
+    async def _clear(self, namespace: str, uid: str) -> None:
+        await self._parts.pods.remove(namespace, await self._parts.pods.of(namespace, uid))
+
+
+def _plan(spec: CalibrationSpec, subject: Subject, run: Run) -> SweepPlan:
+    return SweepPlan(
+        variants=tuple(variant for variant in subject.variants if variant not in run.lost),
+        largest_running_requests=spec.max_running_requests,
+        ladder=tuple(sorted(set(spec.running_requests or ()))),
+        most_points=spec.max_points,
+        limits=limits(run),
+    )
+
+
+def limits(run: Run) -> dict[Variant, int]:
+    """Most running requests of the servers met so far."""
+    return {
+        described.variant: described.most_running_requests
+        for described in run.described.values()
+        if described.most_running_requests is not None
+    }

@@ -1,0 +1,117 @@
+"""What is to be measured: the target's template, and how to start it as each variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from crossover.act.mark import mark_of
+from crossover.act.template import pick_container
+from crossover.api.fleet import Capability, EngineType, SpeculationSettings
+from crossover.api.resources import CalibrationSpec
+from crossover.api.workload import TargetRef, Workload
+from crossover.cluster.workload import Workloads
+from crossover.decide.variant import GATED, OFF, Variant
+from crossover.engines import ENGINES
+from crossover.engines.contract import ContainerEdit, Refusal, WantedSpeculation
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A template that can be started in several ways."""
+
+    workload: Workload
+    container: Mapping[str, Any]
+    files: Mapping[str, str]
+    engine: EngineType
+    settings: SpeculationSettings
+    removed: Mapping[str, Any]
+    variants: tuple[Variant, ...]
+    port: int
+
+    def edit(self, variant: Variant) -> ContainerEdit:
+        """How the container is changed to run as ``variant``. Raises `Refusal`."""
+        engine = ENGINES[self.engine]
+        capability = engine.capability(None, self.container, self.files) or Capability(self.engine, None, None)
+        return engine.edit(self.container, self.files, _wanted(variant), capability, self.removed)
+
+
+def _wanted(variant: Variant) -> WantedSpeculation:
+    if variant.off:
+        return WantedSpeculation(False)
+    if variant == GATED:
+        return WantedSpeculation(True, schedule=((1, 0),))
+    return WantedSpeculation(True, draft_tokens=variant.draft_tokens)
+
+
+async def find_subject(workloads: Workloads, namespace: str, spec: CalibrationSpec) -> Subject:
+    """Raises `Refusal` for what the user can mend, `ClusterError` and `KindError` for the rest."""
+    target = spec.target_ref
+    assert target is not None
+    workload = await workloads.read(namespace, TargetRef(target.api_version, target.kind, target.name))
+    if workload.template is None:
+        raise Refusal(
+            "NoPodTemplate",
+            f"a {target.kind} keeps no pod template in spec.template.",
+            field="spec.targetRef.kind",
+            fix="Name a Deployment or StatefulSet.",
+        )
+    container = pick_container(workload.template, spec.engine.container, spec.engine.port)
+    files = await workloads.files(workload, str(container["name"]))
+    engine, settings = _settings(container, files, spec.engine.type)
+    mark = mark_of(workload.template)
+    removed = mark.removed if mark is not None and mark.container == container["name"] else {}
+    port = spec.engine.port or _port(container) or ENGINES[engine].default_port
+    variants = _variants(spec, settings)
+    return Subject(workload, container, files, engine, settings, removed, variants, port)
+
+
+def _settings(
+    container: Mapping[str, Any], files: Mapping[str, str], told: EngineType | None
+) -> tuple[EngineType, SpeculationSettings]:
+    """The engine named, or the only one whose speculation the container asks for."""
+    if told is not None:
+        return told, ENGINES[told].read_settings(container, files)
+    found = []
+    for kind, engine in ENGINES.items():
+        try:
+            settings = engine.read_settings(container, files)
+        except Refusal:
+            continue
+        if settings.enabled:
+            found.append((kind, settings))
+    if len(found) == 1:
+        return found[0]
+    raise Refusal(
+        "EngineUnknown",
+        "the container's arguments do not tell which engine it is.",
+        field="spec.engine.type",
+        fix=f"Set it to one of {', '.join(str(kind) for kind in ENGINES)}.",
+    )
+
+
+def _variants(spec: CalibrationSpec, settings: SpeculationSettings) -> tuple[Variant, ...]:
+    """Draft lengths first: they need the present template."""
+    drafts = spec.draft_tokens or ([settings.draft_tokens] if settings.draft_tokens else None)
+    if drafts is None:
+        raise Refusal(
+            "DraftLengthUnknown",
+            "the pod template asks for no draft length, so there is nothing to compare.",
+            field="spec.draftTokens",
+            fix="Give the draft lengths to measure, and the speculation arguments in the pod template.",
+        )
+    zeros = ([GATED] if spec.include_gated else []) + ([OFF] if spec.include_off else [])
+    if not zeros:
+        raise Refusal(
+            "NothingToCompareWith",
+            "neither includeOff nor includeGated is true, so nothing can cross.",
+            field="spec.includeOff",
+            fix="Set one of the two to true.",
+        )
+    return (*(Variant(draft) for draft in sorted(set(drafts))), *zeros)
+
+
+def _port(container: Mapping[str, Any]) -> int | None:
+    ports = [item.get("containerPort") for item in container.get("ports") or []]
+    return int(ports[0]) if len(ports) == 1 and ports[0] else None
