@@ -15,6 +15,7 @@ from time import process_time
 
 import httpx
 
+from crossover.api.fleet import EngineType
 from crossover.api.points import CalibrationPoint
 from crossover.calibrate import probe
 from crossover.calibrate.client_side import ClientSide, client_side, completions
@@ -76,10 +77,9 @@ async def describe(server: Server, *, http: httpx.AsyncClient, clock: Clock | No
     )
     if server.variant is not None:
         return described
-    if capability is not None and engine.info_paths and capability.max_draft_tokens is not None:
-        return _as(described, Variant(capability.max_draft_tokens))
-    if capability is not None and not metrics and capability.speculative_algorithm is None and limit is not None:
-        return described
+    if capability is not None and engine.type is EngineType.SGLANG:
+        # The only server that describes its start-up arguments; the others are known by their counters.
+        return _as(described, Variant(capability.max_draft_tokens) if capability.max_draft_tokens else OFF)
     return await _described_by_load(described, http, clock)
 
 
