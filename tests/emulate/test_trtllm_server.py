@@ -369,7 +369,7 @@ async def test_the_running_gauge_goes_stale_at_idle_and_the_batch_gauge_does_not
         client.server.set_faults("no-batch-gauge")
         first = await read(client)
         assert "GaugesMoveWhenRequestsEnd" in codes(first)
-        second = await read(client, now=10.0, previous=first)
+        second = await read(client, now=3600.0, previous=first)
         assert "IdleGaugesStale" in codes(second)
 
 

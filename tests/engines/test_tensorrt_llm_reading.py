@@ -9,7 +9,7 @@ import pytest
 from crossover.api.fleet import ScrapeFault
 from crossover.engines import detect
 from crossover.engines.contract import Answer
-from crossover.engines.tensorrt_llm import ENGINE, PROMETHEUS
+from crossover.engines.tensorrt_llm import ENGINE, PROMETHEUS, WANTED
 
 METRICS = Path(__file__).parents[1] / "fixtures" / "metrics"
 
@@ -89,14 +89,99 @@ def without(content, *names):
     return content
 
 
-def test_without_the_cheap_gauge_no_counter_moving_means_idle():
+def still(content, *seconds):
+    """The same page at several times; the last reading."""
+    previous = None
+    for at in seconds:
+        previous = ENGINE.read([Answer(PROMETHEUS, 200, content)], at, previous)
+    return previous
+
+
+def test_without_the_cheap_gauge_silence_becomes_idle_only_after_several_request_lifetimes():
+    """Nothing moves during one long answer either. Requests that lived 4.4 s each: a minute decides; 100 s each: 300 s."""
     content = without(body("1.3-serve-idle-stale"), "scheduled_batch_size")
     first = read(content)
     assert first.schedulers[0].running_requests > 0
     assert "GaugesMoveWhenRequestsEnd" in traps(first)
-    second = read(content, content)
-    assert second.schedulers[0].running_requests == 0
-    assert "IdleGaugesStale" in traps(second)
+    assert still(content, 0, 10, 50).schedulers[0].running_requests > 0
+    idle = still(content, 0, 10, 50, 65)
+    assert idle.schedulers[0].running_requests == 0
+    assert "IdleGaugesStale" in traps(idle)
+    slow = re.sub(rb"(?m)^(trtllm_e2e_request_latency_seconds_sum{.*}) .*$", rb"\1 921900", content)
+    assert still(slow, 0, 65, 200).schedulers[0].running_requests > 0
+    assert still(slow, 0, 65, 200, 301).schedulers[0].running_requests == 0
+
+
+def test_a_request_that_ends_begins_the_wait_again():
+    content = without(body("1.3-serve-idle-stale"), "scheduled_batch_size")
+    moved = re.sub(rb"(?m)^(trtllm_generation_tokens_total{.*}) .*$", rb"\1 2e6", content)
+    first = ENGINE.read([Answer(PROMETHEUS, 200, content)], 0, None)
+    second = ENGINE.read([Answer(PROMETHEUS, 200, moved)], 50, first)
+    assert ENGINE.read([Answer(PROMETHEUS, 200, moved)], 70, second).schedulers[0].running_requests > 0
+
+
+def test_a_dynamo_worker_with_nothing_in_flight_is_idle_whatever_the_engines_gauge_says():
+    content = re.sub(rb"(?m)^(dynamo_component_inflight_requests{.*}) 64$", rb"\1 0", body("dynamo-1.6-b64-spec"))
+    reading = read(content)
+    assert reading.schedulers[0].running_requests == 0
+    assert "IdleGaugesStale" in traps(reading)
+
+
+def test_a_pid_of_a_dead_worker_is_noticed():
+    extra = b'trtllm_num_requests_running{engine_type="pytorch",model_name="Qwen3-32B",pid="9"} 3.0\n'
+    reading = read(body("1.3-serve-b64-spec") + extra)
+    assert "ProcessesDisagree" in traps(reading)
+
+
+def test_attention_dp_ranks_have_batches_of_their_own():
+    content = body("1.3-serve-b64-spec").replace(b'pid="119",rank="1"} 64.0', b'pid="119",rank="1"} 12.0')
+    reading = read(content)
+    assert reading.schedulers[0].running_requests == 64
+    assert "AttentionDPRanks" in traps(reading)
+
+
+def test_with_pipeline_parallelism_the_scheduled_batch_is_one_micro_batch():
+    content = body("1.3-serve-b64-spec").replace(b'pipeline_parallel_size="1"', b'pipeline_parallel_size="2"')
+    content = re.sub(rb"(?m)^(trtllm_scheduled_batch_size{.*}) 64.0$", rb"\1 31.0", content)
+    reading = read(content)
+    assert reading.schedulers[0].running_requests == 64
+    assert "PipelineMicroBatch" in traps(reading)
+
+
+def test_misleading_fields_are_never_read():
+    """iterLatencyMS spans two loops under overlap; avgNumDecodedTokensPerIter is 0 on PyTorch; Triton's queue time stays 0."""
+    for name in (
+        "trtllm_iteration_latency_seconds",
+        "nv_inference_pending_request_count",
+        "trtllm_max_batch_size_static",
+    ):
+        assert name not in WANTED
+    records = json.loads(body("1.3-serve-metrics-b64-spec"))
+    for record in records:
+        record |= {"iterLatencyMS": 1e9, "avgNumDecodedTokensPerIter": 7}
+    assert read(json.dumps(records).encode()).schedulers == read(body("1.3-serve-metrics-b64-spec")).schedulers
+
+
+def test_counters_that_have_not_been_incremented_yet_do_not_exist_and_are_unknown():
+    (scheduler,) = read(body("1.3-serve-idle-fresh")).schedulers
+    assert scheduler.output_tokens_total is None
+
+
+def test_counters_fall_at_a_restart_and_give_no_negative_draft_length():
+    now = body("1.3-serve-b64-spec")
+    fell = re.sub(rb"(?m)^(trtllm_spec_decode_num_draft_tokens_total{.*?}) .*$", rb"\1 30", now)
+    assert read(now, fell).schedulers[0].draft_tokens is None
+
+
+def test_nim_2_wraps_another_engine_and_is_read_as_that():
+    vllm = (METRICS / "vllm-0.33.0-idle.prom").read_bytes()
+    assert detect([Answer("/v1/metrics", 200, vllm)]).type == "VLLM"
+
+
+def test_kv_blocks_of_triton_are_a_share_and_tokens():
+    (scheduler,) = read(body("triton-classic-b64-spec"), path="/metrics").schedulers
+    assert scheduler.kv_usage == pytest.approx(1833 / 6239)
+    assert scheduler.kv_capacity_tokens == 6239 * 64
 
 
 def test_occupancy_falls_back_from_step_to_generation_to_running():
