@@ -1,7 +1,7 @@
 """Simple mode on a fleet that answers back: no cycle at any threshold, and the truth told about a wrong one."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crossover.api.decision import DecisionReason
@@ -35,6 +35,7 @@ def one_pod(**more):
 
 
 @settings(max_examples=150)
+@example(threshold=4.0, demand=0.875, hysteresis=1.0, acceptance=0.55)
 @given(
     threshold=st.floats(0.25, 4.0),
     demand=st.floats(0.3, 2.0),

@@ -18,16 +18,21 @@ from tests.decide.fleets import INTENT, NOW, fleet, pod, reading, replicas, run
 R = DecisionReason
 
 
+def is_within(ratio: float, tolerance: float) -> bool:
+    """HPAConfigurableTolerance's form, decimals as they are written: 1.1 lies within 10 %."""
+    return round(1 - tolerance, 9) <= round(ratio, 9) <= round(1 + tolerance, 9)
+
+
 def hpa(ready: list[float], missing: int, unready: int, current: int, target: float, tolerance: float = 0.1) -> int:
     """Kubernetes' calcPlainMetricReplicas, written from its description: the values of ready pods, how many ready pods
     have no value, how many pods are not ready."""
     ratio = sum(ready) / len(ready) / target
     up_with_unready = unready > 0 and ratio > 1
     if not missing and not up_with_unready:
-        return current if abs(1 - ratio) <= tolerance else math.ceil(round(ratio * len(ready), 9))
+        return current if is_within(ratio, tolerance) else math.ceil(round(ratio * len(ready), 9))
     values = list(ready) + [target if ratio < 1 else 0.0] * missing + ([0.0] * unready if up_with_unready else [])
     new_ratio = sum(values) / len(values) / target
-    if abs(1 - new_ratio) <= tolerance or (ratio - 1) * (new_ratio - 1) < 0:
+    if is_within(new_ratio, tolerance) or (ratio - 1) * (new_ratio - 1) < 0:
         return current
     wanted = math.ceil(round(new_ratio * len(values), 9))
     if (new_ratio < 1 and wanted > current) or (new_ratio > 1 and wanted < current):

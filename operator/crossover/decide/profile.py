@@ -298,7 +298,9 @@ def _curve(
     context: float,
 ) -> Curve:
     smoothed = smooth(points, prior, spread, grid, per_kv * context)
-    told = [(item.acceptance, 1 / max(item.acceptance_error, 1e-3) ** 2) for item in items if item.acceptance is not None]
+    told = [
+        (item.acceptance, 1 / max(item.acceptance_error, 1e-3) ** 2) for item in items if item.acceptance is not None
+    ]
     known = len(told) == len(items)
     weight = sum(share for _, share in told)
     length = sum(value * share for value, share in told) / weight if known else 1.0

@@ -85,7 +85,8 @@ def would_cycle(memory: Memory, demand: float | None, above: int, dwell_seconds:
     if demand is None or not last.demand_tokens_per_second:
         return _too_soon(last, dwell_seconds, now)
     share = demand / last.demand_tokens_per_second
-    back = last.running_requests * min(share, 1.0)
+    # Within what demand is known to, the same demand brings the same batch: just above the threshold is above it.
+    back = last.running_requests * (1.0 if share >= 1 - MATCHED else share)
     if share < CYCLE_FROM or back <= above:
         return None
     return Hold(
