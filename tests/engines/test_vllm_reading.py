@@ -177,6 +177,7 @@ def test_a_sleeping_engine_says_so():
     ("answer", "fault"),
     [
         (Answer("/metrics", 503, b"scaling"), ScrapeFault.HTTP_STATUS),
+        (Answer("/metrics", 500, b"network /tmp"), ScrapeFault.HTTP_STATUS),
         (Answer("/metrics", 404, b""), ScrapeFault.METRICS_OFF),
         (Answer("/metrics", 401, b""), ScrapeFault.UNAUTHORIZED),
         (Answer("/metrics", 200, b"<html>"), ScrapeFault.NOT_METRICS),
@@ -192,3 +193,49 @@ def test_it_is_told_from_other_engines():
     assert detect([Answer("/metrics", 200, body("0.33.0-idle"))]) is ENGINE
     other = (METRICS / "sglang-0.5.23-ngram-busy.prom").read_bytes()
     assert not ENGINE.recognises(Answer("/metrics", 200, other))
+
+
+def test_the_v0_engine_has_other_speculation_series_and_is_unknown_not_off():
+    content = (
+        b'vllm:num_requests_running{model_name="m"} 4\nvllm:num_requests_waiting{model_name="m"} 1\n'
+        b'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:spec_decode_num_emitted_tokens_total{model_name="m"} 9\n'
+        b'vllm:spec_decode_num_draft_tokens_total{model_name="m"} 9\n'
+    )
+    reading = read(content)
+    (scheduler,) = reading.schedulers
+    assert (scheduler.name, scheduler.running_requests, scheduler.kv_usage) == ("engine0", 4, 0.5)
+    assert scheduler.draft_tokens is None
+    assert "V0" in scheduler.unknown["draft_tokens"]
+    assert "V0SpeculationSeries" in traps(reading)
+
+
+def test_admission_rejections_mean_that_the_queue_shows_less_than_the_demand():
+    content = body("0.33.0-b64-spec") + b'vllm:admission_rejections_total{model_name="m",reason="requests"} 3.0\n'
+    assert "RejectsRequests" in traps(read(content))
+    assert "RejectsRequests" not in traps(read(body("0.33.0-b64-spec")))
+
+
+@pytest.mark.parametrize("kind", ["text/plain; version=1.0.0; charset=utf-8", "text/plain; version=0.0.4", ""])
+def test_both_content_types_are_accepted(kind):
+    reading = ENGINE.read([Answer("/metrics", 200, body("0.33.0-b64-spec"), kind)], 0.0, None)
+    assert reading.schedulers[0].running_requests == 64
+
+
+def test_waiting_by_reason_came_in_0_20_and_before_it_all_that_wait_count():
+    assert b"num_requests_waiting_by_reason" not in body("0.10.2-b64-spec")
+    assert b"num_requests_waiting_by_reason" in body("0.20.2-b64-spec")
+    assert read(body("0.10.2-b64-spec")).schedulers[0].waiting_requests == 5
+
+
+def test_the_mean_batch_of_a_window_from_counters():
+    """b64 to b192: 400 steps of 192 requests, no drafts (the fixtures' README)."""
+    before, after = (read(body(name)).schedulers[0] for name in ("0.33.0-b64-spec", "0.33.0-b192-dynk0"))
+    steps = after.engine_steps_total - before.engine_steps_total
+    assert (after.request_steps_total - before.request_steps_total) / steps == 192
+    assert after.drafts_total == before.drafts_total
+
+
+def test_kv_use_is_a_share_whatever_its_name_says():
+    for path in METRICS.glob("vllm-*.prom"):
+        for scheduler in read(path.read_bytes()).schedulers:
+            assert 0 <= scheduler.kv_usage <= 1

@@ -43,6 +43,8 @@ _NAMES = (
     "time_to_first_token_seconds_sum",
     "time_to_first_token_seconds_count",
     "spec_decode_num_drafts_total",
+    "spec_decode_num_emitted_tokens_total",
+    "admission_rejections_total",
     "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total",
     _PER_POSITION,
@@ -61,6 +63,8 @@ TRAPS = {
     "StaleGauges": "requests run and no counter has moved over three readings: the gauges are stale or the engine hangs",
     "LatencyIsPerStep": "inter-token latency is one sample a step, not a token; it is counted, never compared",
     "Asleep": "the engine sleeps: it serves nothing",
+    "V0SpeculationSeries": "the speculation series of the V0 engine do not tell the draft length: it is unknown, not 0",
+    "RejectsRequests": "the server has turned requests away: its queue shows less than the demand",
     "DeferredRequests": "some requests wait for a transfer, not for room; they do not count as waiting",
 }
 
@@ -111,6 +115,8 @@ class VLLM:
             scheduler = _scheduler(exposition, rank, one_process, traps)
             scheduler = _with_speculation(scheduler, before.get(scheduler.name), exposition, traps)
             schedulers.append(_with_progress(scheduler, before.get(scheduler.name), stuck_before, traps))
+        if any(sample.value > 0 for sample in exposition.values(_PREFIX + "admission_rejections_total")):
+            traps.append(_trap("RejectsRequests"))
         if not schedulers:
             return PodReading(self.type, None, METRICS, now_seconds, fault=ScrapeFault.METRICS_OFF)
         if all(math.isnan(s.value) for s in exposition.values(_PREFIX + "num_requests_running")):
@@ -127,7 +133,7 @@ class VLLM:
             except ValueError:
                 body = None
             version = body.get("version") if isinstance(body, dict) else None
-        return settings.capability(version, container)
+        return settings.capability(version, container, files)
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         return settings.read(container, files)
@@ -246,6 +252,10 @@ def _with_speculation(
     d draft_tokens / d drafts = mean K; d drafts / d request steps = share that speculated; 1 + d accepted / d drafts =
     acceptance length. No series at all = started without speculation.
     """
+    if now.drafts_total is None and exposition.values(_PREFIX + "spec_decode_num_emitted_tokens_total"):
+        traps.append(_trap("V0SpeculationSeries"))
+        reason = "unknown: the V0 engine does not count drafts"
+        return replace(now, unknown={**now.unknown, "draft_tokens": reason, "acceptance_length": reason})
     if now.drafts_total is None:
         return replace(now, draft_tokens=0.0, acceptance_length=1.0, speculated_share=0.0)
     drafts = _grown(now.drafts_total, before.drafts_total if before else None)

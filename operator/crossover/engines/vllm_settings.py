@@ -1,9 +1,7 @@
-"""vLLM: what it accepts. The speculative configuration in a pod template, read, rendered and edited.
+"""vLLM: what it accepts. The speculative configuration read, rendered and edited; where it stands is `vllm_place`'s.
 
-One dictionary, written in many ways: `--speculative-config JSON`, dotted keys, `--spec-*` short forms, an environment
-variable that a shell pastes in (KServe) or that `$(NAME)` refers to. From 0.24.0 the engine follows a batch schedule,
-`num_speculative_tokens_per_batch_size`, read once at start-up and validated only after the weights are loaded: what it
-would refuse then is refused here.
+From 0.24.0 the engine follows a batch schedule, `num_speculative_tokens_per_batch_size`, read once at start-up and validated only
+after the weights are loaded: what it would refuse then is refused here.
 """
 
 from __future__ import annotations
@@ -12,50 +10,42 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect, SpeculationSettings
-from crossover.engines.arguments import CommandLine, Flag, parse
-from crossover.engines.contract import ContainerEdit, Refusal, Schedule, WantedSpeculation
+from crossover.engines.arguments import CommandLine, Flag
+from crossover.engines.contract import ConfigFile, ContainerEdit, Refusal, Schedule, WantedSpeculation
+from crossover.engines.vllm_place import (
+    CONFIG,
+    CONFIG_FILE,
+    FILE_KEYS,
+    KSERVE_VARIABLE,
+    TOKENS_KEY,
+    Found,
+    find,
+)
 
 Version = tuple[int, ...]
 
 SCHEDULE_SINCE: Version = (0, 24)
-DP_GUARD_SINCE: Version = (0, 26)
-DISABLE_BY_BATCH_FATAL: Version = (0, 17)
+DP_GUARD_SINCE: Version = (0, 27)
+"""Seen there and not in 0.25.1; 0.26 is treated as without it."""
+V2_RUNNER_SINCE: Version = (0, 25)
+DISABLE_BY_BATCH, DISABLE_BY_BATCH_FATAL = "disable_by_batch_size", (0, 17)
+V0_ENDS: Version = (0, 10)
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+FILE = "/etc/crossover/speculation/vllm.yaml"
 SCHEDULE_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash")
 """Others drop the schedule with a warning (V1 runner) or run only there."""
 SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
-TOKENS_KEY = "num_speculative_tokens"
-KSERVE_VARIABLE = "VLLM_ADDITIONAL_ARGS"
 
-CONFIG = Flag(("--speculative-config", "-sc"))
-SHORT = {
-    "method": Flag(("--spec-method",)),
-    "model": Flag(("--spec-model",)),
-    TOKENS_KEY: Flag(("--spec-tokens",)),
-}
-DOTTED = "--speculative-config."
-CONFIG_FILE = Flag(("--config",))
 DATA_PARALLEL = Flag(("--data-parallel-size", "-dp"))
 MAX_SEQS = Flag(("--max-num-seqs",))
 MAX_ACTIVE = Flag(("--max-num-active-seqs",))
 
 _VERSION = re.compile(r"^v?(\d+)\.(\d+)(?:\.(\d+))?")
-_REFERENCE = re.compile(r"^\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)$")
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The speculative configuration and where it stands. ``config`` None = started without speculation."""
-
-    config: dict[str, Any] | None
-    line: CommandLine
-    variable: str | None = None
-    """Environment variable that holds it (whole for ``$(NAME)``, as one word of it for KServe)."""
-    flags: tuple[Flag, ...] = ()
-    """The flags on the command line that make it up."""
 
 
 def version_of(text: object) -> Version | None:
@@ -71,7 +61,7 @@ def _text(version: Version | None) -> str | None:
 
 
 def read(container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
-    found = _find(container)
+    found = find(container, files)
     if found.config is None:
         return SpeculationSettings(EngineType.VLLM, enabled=False)
     tokens = found.config.get(TOKENS_KEY)
@@ -84,90 +74,11 @@ def read(container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationS
     )
 
 
-def _find(container: Mapping[str, Any]) -> _Found:
-    line = parse(container)
-    if line.shell_index is not None:
-        return _in_shell(container, line)
-    value = line.value(CONFIG)
-    if value is not None:
-        return _in_flag(container, line, value)
-    dotted = [word.partition("=")[0] for word in line.words if word.startswith(DOTTED)]
-    short = {key: flag for key, flag in SHORT.items() if line.has(flag)}
-    if dotted or short:
-        flags = (*(Flag((name,)) for name in dict.fromkeys(dotted)), *short.values())
-        config = {name.removeprefix(DOTTED).replace("-", "_"): _scalar(line.value(Flag((name,)))) for name in dotted}
-        config |= {key: _scalar(line.value(flag)) for key, flag in short.items()}
-        return _Found(config, line, flags=flags)
-    if line.has(CONFIG_FILE):
-        raise Refusal(
-            "ConfigFile",
-            "the server reads its options from a --config file, so the speculative configuration may stand there.",
-            field="spec.template.spec.containers[].args",
-            fix="Write --speculative-config into args; the command line wins over the file.",
-        )
-    return _Found(None, line)
-
-
-def _in_flag(container: Mapping[str, Any], line: CommandLine, value: str) -> _Found:
-    reference = _REFERENCE.match(value)
-    if reference is None:
-        return _Found(_config(value), line, flags=(CONFIG,))
-    name = reference[1]
-    variable = next((item for item in container.get("env") or () if item["name"] == name), None)
-    if variable is None or "value" not in variable:
-        raise Refusal(
-            "VariableNotReadable",
-            f"the speculative configuration comes from the variable {name}, whose value stands somewhere else.",
-            field=f"spec.template.spec.containers[].env[{name}]",
-            fix="Give the variable a plain value in the pod template.",
-        )
-    return _Found(_config(variable["value"]), line, variable=name, flags=(CONFIG,))
-
-
-def _in_shell(container: Mapping[str, Any], line: CommandLine) -> _Found:
-    """A shell script is never edited; KServe's pastes a variable in, and that can be."""
-    assert line.shell_index is not None
-    script = line.tokens[line.shell_index]
-    if f"${{{KSERVE_VARIABLE}}}" in script or f"${KSERVE_VARIABLE}" in script:
-        text = next((i.get("value", "") for i in container.get("env") or () if i["name"] == KSERVE_VARIABLE), "")
-        inner = parse({"name": "", "args": shlex.split(text) or ["vllm"]})
-        value = inner.value(CONFIG)
-        return _Found(_config(value) if value is not None else None, inner, variable=KSERVE_VARIABLE, flags=(CONFIG,))
-    raise Refusal(
-        "ShellCommand",
-        "the server is started by a shell script that cannot be edited safely.",
-        field=f"spec.template.spec.containers[].{line.field}[{line.shell_index}]",
-        fix=f"Write the command as a list, or let the script read ${{{KSERVE_VARIABLE}}}.",
-    )
-
-
-def _config(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise Refusal(
-            "InvalidConfig",
-            "--speculative-config is no JSON object: the server would not start with it.",
-            field="spec.template.spec.containers[].args",
-            fix='Write it as {"method": "eagle3", "num_speculative_tokens": 3}.',
-        )
-    return {str(key).replace("-", "_"): item for key, item in value.items()}
-
-
-def _scalar(text: str | None) -> Any:
-    try:
-        return json.loads(text or "")
-    except ValueError:
-        return text
-
-
 def _method(config: Mapping[str, Any]) -> str | None:
     """The method, inferred from the draft's name where vLLM infers it."""
     method = config.get("method")
     if isinstance(method, str):
-        return method.lower()
+        return "mtp" if method.lower().endswith("_mtp") else method.lower()
     model = str(config.get("model", "")).lower()
     for name in ("eagle3", "eagle-", "dflash", "dspark"):
         if name in model:
@@ -176,12 +87,13 @@ def _method(config: Mapping[str, Any]) -> str | None:
 
 
 def _schedule(config: Mapping[str, Any]) -> Schedule:
-    """Ranges [start, end, K], inclusive; gaps and the tail carry the previous K on."""
-    ranges = config.get(SCHEDULE_KEY)
+    """Ranges [start, end, K], inclusive; gaps and the tail carry the previous K on; a K above the maximum is the maximum."""
+    ranges, most = config.get(SCHEDULE_KEY), config.get(TOKENS_KEY)
     if not isinstance(ranges, list):
         return ()
     try:
-        return tuple((int(start), int(draft)) for start, _, draft in ranges)
+        rows = [(int(start), int(draft)) for start, _, draft in ranges]
+        return tuple((start, min(draft, most) if isinstance(most, int) else draft) for start, draft in rows)
     except (TypeError, ValueError):
         return ()
 
@@ -189,7 +101,9 @@ def _schedule(config: Mapping[str, Any]) -> Schedule:
 # -- what this server can do -------------------------------------------------------------------------------------------
 
 
-def capability(version_text: object, container: Mapping[str, Any] | None) -> Capability | None:
+def capability(
+    version_text: object, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
+) -> Capability | None:
     """The version from the server, all else from the pod's arguments: no endpoint tells the configuration."""
     version = version_of(version_text)
     if container is None and version is None:
@@ -198,8 +112,8 @@ def capability(version_text: object, container: Mapping[str, Any] | None) -> Cap
     refusal: str | None = "the pod template is not known"
     if container is not None:
         try:
-            found = _find(container)
-            refusal = _schedule_refusal(version, found)
+            found = find(container, files or {})
+            refusal = _schedule_refusal(version, found, _variable(container, RUNNER_VARIABLE))
         except Refusal as refused:
             refusal = str(refused)
     config = found.config if found is not None else None
@@ -212,30 +126,47 @@ def capability(version_text: object, container: Mapping[str, Any] | None) -> Cap
         schedule_dialect=ScheduleDialect.VLLM_BATCH_SIZE_RANGES if refusal is None else None,
         schedule_refusal=refusal,
         follows_schedule=refusal is None and bool(config and _schedule(config)),
-        adapts_by_itself=bool(config and config.get("enable_adaptive_verification")),
+        adapts_by_itself=_adapts_by_itself(version, config),
         zero_is_safe=True,
-        max_running_requests=_limit(found.line) if found is not None else None,
+        max_running_requests=_limit(found) if found is not None else None,
         schedule=_schedule(config) if config else (),
     )
 
 
-def _limit(line: CommandLine) -> int | None:
+def _adapts_by_itself(version: Version | None, config: Mapping[str, Any] | None) -> bool:
+    """Adaptive verification; the threshold of V0. From 0.10 to 0.16 that key was read by nothing."""
+    if not config:
+        return False
+    old = version is not None and version < V0_ENDS and DISABLE_BY_BATCH in config
+    return bool(config.get("enable_adaptive_verification")) or old
+
+
+def _limit(found: Found) -> int | None:
     """--max-num-seqs and --max-num-active-seqs; the default depends on the GPU, so it stays unknown."""
-    values = [line.value(flag) for flag in (MAX_SEQS, MAX_ACTIVE)]
+    values = [found.option(flag) for flag in (MAX_SEQS, MAX_ACTIVE)]
     numbers = [int(value) for value in values if value is not None and value.isdigit()]
     return min(numbers) if numbers else None
 
 
-def _schedule_refusal(version: Version | None, found: _Found) -> str | None:
+def _variable(container: Mapping[str, Any], name: str) -> str | None:
+    return next((str(i["value"]) for i in container.get("env") or () if i["name"] == name and "value" in i), None)
+
+
+def _schedule_refusal(version: Version | None, found: Found, runner: str | None) -> str | None:
+    """Why this server cannot follow a schedule, in its own rules; None = it can."""
     if found.config is None:
         return "the server runs without speculation"
     if version is None:
         return "the server has not told its version"
     if version < SCHEDULE_SINCE:
         return f"{SCHEDULE_KEY} needs vLLM 0.24.0, this is {_text(version)}"
+    if version < V2_RUNNER_SINCE and runner != "0":
+        return f"in vLLM {_text(version)} the V2 model runner, on for some models, has no schedule: set {RUNNER_VARIABLE}=0"
+    if DISABLE_BY_BATCH in found.config:
+        return f"{DISABLE_BY_BATCH} was removed in 0.17.0 and stops the server at start: take it out"
     if found.config.get("enable_adaptive_verification"):
         return "adaptive verification chooses the draft length by itself"
-    ranks = found.line.value(DATA_PARALLEL)
+    ranks = found.option(DATA_PARALLEL)
     if ranks is not None and ranks.isdigit() and int(ranks) > 1:
         if version < DP_GUARD_SINCE:
             return f"with data_parallel_size {ranks} vLLM {_text(version)} may deadlock: ranks choose different lengths"
@@ -271,6 +202,13 @@ def _ranges(schedule: Schedule, able: Capability) -> list[list[int]]:
             field="spec.speculation.lever",
             fix="Use lever Restart or Auto.",
         )
+    if not any(draft for _, draft in schedule):
+        raise Refusal(
+            "InvalidSchedule",
+            "num_speculative_tokens must be greater than 0.",
+            field="schedule",
+            fix="Leave speculation out instead of scheduling 0 everywhere.",
+        )
     ends = [key - 1 for key in keys[1:]]
     last = max(keys[-1], able.max_running_requests or 0)
     return [[start, end, draft] for (start, draft), end in zip(schedule, [*ends, last], strict=True)]
@@ -286,12 +224,12 @@ def edit(
     able: Capability,
     removed: Mapping[str, Any],
 ) -> ContainerEdit:
-    found = _find(container)
+    found = find(container, files)
     name = str(container["name"])
     if not wanted.enabled:
         return ContainerEdit(name) if found.config is None else _off(name, found)
     if found.config is None:
-        return _on(name, found, wanted, able, removed)
+        return _on(container, files, found, wanted, able, removed)
     config = _changed(found.config, wanted, able)
     return ContainerEdit(name) if config == found.config else _write(name, found, config)
 
@@ -299,60 +237,123 @@ def edit(
 def _changed(config: Mapping[str, Any], wanted: WantedSpeculation, able: Capability) -> dict[str, Any]:
     new = dict(config)
     if wanted.schedule:
+        if _schedule(config) == wanted.schedule:
+            return new
         new[SCHEDULE_KEY] = _ranges(wanted.schedule, able)
         new[TOKENS_KEY] = max(draft for _, draft in wanted.schedule)
-        if _schedule(config) == wanted.schedule and config.get(TOKENS_KEY) == new[TOKENS_KEY]:
-            return dict(config)
     elif wanted.draft_tokens is not None:
+        if wanted.draft_tokens < 1:
+            raise Refusal(
+                "InvalidDraftLength",
+                "num_speculative_tokens must be greater than 0.",
+                field="spec.speculation.maxDraftTokens",
+                fix="Switch speculation off instead.",
+            )
         new[TOKENS_KEY] = wanted.draft_tokens
         new.pop(SCHEDULE_KEY, None)
     return new
 
 
-def _write(name: str, found: _Found, config: Mapping[str, Any]) -> ContainerEdit:
+def _write(name: str, found: Found, config: Mapping[str, Any]) -> ContainerEdit:
+    """Into the place where it stands, and nothing else."""
     text = json.dumps(config, separators=(",", ":"))
     if found.variable == KSERVE_VARIABLE:
         return _kserve(name, found.line.with_value(CONFIG, text))
-    if found.variable is not None:
+    if found.variable is not None and found.flags == (CONFIG,):
         return ContainerEdit(name, env={found.variable: text})
+    if not found.flags:
+        return _write_file(name, found, config)
     line = found.line
+    if found.keys is not None and set(config) == set(found.keys):
+        for key, flag in found.keys.items():
+            if config[key] != (found.config or {})[key]:
+                line = line.with_value(flag, str(config[key]))
+        return _edit(name, found.line, line)
+    if line.shell_index is not None:
+        raise Refusal(
+            "ShellCommand",
+            "a shell string cannot carry JSON safely.",
+            field=f"spec.template.spec.containers[].{line.field}[{line.shell_index}]",
+            fix="Write the command as a list (command: [...], args: [...]).",
+        )
     if found.flags != (CONFIG,):
         line = line.without(*found.flags)
     return _edit(name, found.line, line.with_value(CONFIG, text))
 
 
-def _off(name: str, found: _Found) -> ContainerEdit:
+def _write_file(name: str, found: Found, config: Mapping[str, Any] | None, **more: Any) -> ContainerEdit:
+    """A copy of the YAML in a ConfigMap of ours: the user's own is not ours to write. Comments are not carried over."""
+    document: dict[str, Any] = {}
+    for key, value in found.document.items():
+        if key not in FILE_KEYS:
+            document[key] = value
+        elif config is not None:
+            document[key] = json.dumps(config) if isinstance(value, str) else dict(config)
+    line = found.line.without(*found.flags) if found.flags else found.line
+    made = _edit(name, found.line, line.with_value(CONFIG_FILE, FILE))
+    file = ConfigFile("vllm.yaml", yaml.safe_dump(document, sort_keys=False), FILE)
+    return ContainerEdit(name, command=made.command, args=made.args, file=file, **more)
+
+
+def _off(name: str, found: Found) -> ContainerEdit:
     """Leaving speculation out is the only way to be without its draft model and KV."""
+    if found.hidden is not None:
+        raise found.hidden
     position, tokens = found.line.taken(*found.flags)
-    kept = {"position": position, "tokens": list(tokens)}
+    kept: dict[str, Any] = {"position": position, "tokens": list(tokens)}
+    if found.path is not None:
+        return _write_file(name, found, None, removed={**kept, "path": found.path})
     line = found.line.without(*found.flags)
     if found.variable == KSERVE_VARIABLE:
-        edit_ = _kserve(name, line)
-        return ContainerEdit(name, env=edit_.env, removed=kept)
-    edit_ = _edit(name, found.line, line)
-    return ContainerEdit(name, command=edit_.command, args=edit_.args, removed=kept)
+        return ContainerEdit(name, env=_kserve(name, line).env, removed=kept)
+    made = _edit(name, found.line, line)
+    return ContainerEdit(name, command=made.command, args=made.args, removed=kept)
 
 
 def _on(
-    name: str, found: _Found, wanted: WantedSpeculation, able: Capability, removed: Mapping[str, Any]
+    container: Mapping[str, Any],
+    files: Mapping[str, str],
+    found: Found,
+    wanted: WantedSpeculation,
+    able: Capability,
+    removed: Mapping[str, Any],
 ) -> ContainerEdit:
-    tokens = removed.get("tokens")
-    if not tokens:
+    """What was taken out is put back where it stood, and then changed to what is wanted."""
+    name = str(container["name"])
+    tokens, path = removed.get("tokens"), removed.get("path")
+    if not tokens and path is None:
         raise Refusal(
             "NothingToPutBack",
             "the template has no speculative configuration and none was taken out by Crossover.",
             field="spec.template.spec.containers[].args",
             fix="Add --speculative-config for this model to args.",
         )
-    line = found.line.inserted(int(removed.get("position", len(found.line.tokens))), [str(token) for token in tokens])
-    if found.variable == KSERVE_VARIABLE:
-        return _kserve(name, line)
-    value = line.value(CONFIG)
-    if value is not None and _REFERENCE.match(value) is None:
-        config = _changed(_config(value), wanted, able)
-        if config != _config(value):
-            line = line.with_value(CONFIG, json.dumps(config, separators=(",", ":")))
-    return _edit(name, found.line, line)
+    line = found.line
+    if path is not None:
+        line = line.with_value(CONFIG_FILE, str(path))
+    if tokens:
+        line = line.inserted(int(removed.get("position", len(line.tokens))), [str(token) for token in tokens])
+    back = _kserve(name, line) if found.variable == KSERVE_VARIABLE else _edit(name, found.line, line)
+    after = edit(_applied(container, back), files, wanted, able, {})
+    return ContainerEdit(
+        name,
+        command=after.command or back.command,
+        args=after.args or back.args,
+        env={**back.env, **after.env},
+        file=after.file,
+    )
+
+
+def _applied(container: Mapping[str, Any], change: ContainerEdit) -> dict[str, Any]:
+    """The container as it will be."""
+    new = dict(container)
+    for key, value in (("command", change.command), ("args", change.args)):
+        if value is not None:
+            new[key] = list(value)
+    if change.env:
+        kept = [item for item in container.get("env") or () if item["name"] not in change.env]
+        new["env"] = kept + [{"name": key, "value": value} for key, value in change.env.items()]
+    return new
 
 
 def _kserve(name: str, line: CommandLine) -> ContainerEdit:
