@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class Bin:
     output_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     name: str
     bin_seconds: float
@@ -48,15 +49,15 @@ class Trace:
     def seconds(self) -> float:
         return self.bin_seconds * len(self.bins)
 
-    @property
+    @cached_property
     def requests(self) -> float:
         return sum(item.requests for item in self.bins)
 
-    @property
+    @cached_property
     def mean_input_tokens(self) -> float:
         return sum(item.requests * item.input_tokens for item in self.bins) / max(self.requests, 1e-9)
 
-    @property
+    @cached_property
     def mean_output_tokens(self) -> float:
         return sum(item.requests * item.output_tokens for item in self.bins) / max(self.requests, 1e-9)
 
