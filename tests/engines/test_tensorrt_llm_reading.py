@@ -230,6 +230,36 @@ def test_the_draft_length_comes_from_counters_over_two_readings():
     assert read(now, later).schedulers[0].draft_tokens == pytest.approx(3.0)
 
 
+def test_counters_by_position_tell_what_one_iteration_cannot():
+    """1,000 more requests drafted for, 3 tokens each, 1,600 accepted; the newest iteration happened to accept all."""
+    now = body("1.3-serve-b64-spec")
+    grown = {"drafted": (1000, 1000, 1000), "accepted": (800, 500, 300)}
+    later = re.sub(rb"(?m)^(trtllm_spec_decode_acceptance_length{.*?}) .*$", rb"\1 4.0", now)
+    for kind, more in grown.items():
+        name = f"trtllm_spec_decode_num_{'draft' if kind == 'drafted' else kind}_tokens_total".encode()
+        later = add(later, name, rb"", sum(more))
+        for position, value in enumerate(more):
+            label = b'token_position="%d"' % position
+            later = add(later, f"trtllm_spec_decode_{kind}_tokens_total".encode(), label, value)
+    (scheduler,) = read(now, later).schedulers
+    assert scheduler.draft_tokens == pytest.approx(3.0)
+    assert scheduler.acceptance_length == pytest.approx(2.6)
+
+
+def add(content, name, label, value):
+    """A sample of a counter grows."""
+    row = re.compile(rb"(?m)^(" + name + rb"{[^}]*" + label + rb"[^}]*}) (.*)$")
+    return row.sub(lambda found: b"%s %f" % (found[1], float(found[2]) + value), content)
+
+
+def test_an_iteration_of_prompts_only_is_not_off_by_schedule():
+    content = re.sub(rb"(?m)^(trtllm_spec_decode_acceptance_length{.*?}) .*$", rb"\1 0.0", body("1.3-serve-b64-spec"))
+    content = re.sub(rb"(?m)^(trtllm_num_generation_requests{.*?}) .*$", rb"\1 0.0", content)
+    reading = read(content)
+    assert "DraftOffBySchedule" not in traps(reading)
+    assert (reading.schedulers[0].draft_tokens, reading.schedulers[0].acceptance_length) == (None, None)
+
+
 def test_one_iteration_of_the_json_tells_draft_length_and_acceptance():
     first = json.loads(body("1.3-serve-metrics-b64-spec"))[:1]
     (scheduler,) = read(json.dumps(first).encode()).schedulers

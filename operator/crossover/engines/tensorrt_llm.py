@@ -212,6 +212,7 @@ def _serve(exposition: Exposition, before: SchedulerReading | None, traps: list[
         output_tokens_total=gauge("generation_tokens_total"),
         draft_tokens_total=gauge("spec_decode_num_draft_tokens_total"),
         accepted_tokens_total=gauge("spec_decode_num_accepted_tokens_total"),
+        drafts_total=value(exposition, _PREFIX + "spec_decode_drafted_tokens_total", **{"token_position": "0"}),
         accepted_tokens_by_position_total=_by_position(exposition),
         time_per_output_token_seconds_sum=gauge("time_per_output_token_seconds_sum"),
         time_per_output_token_count=gauge("time_per_output_token_seconds_count"),
@@ -304,7 +305,8 @@ def _lifetime_seconds(exposition: Exposition) -> float:
 def _with_speculation(
     now: SchedulerReading, before: SchedulerReading | None, exposition: Exposition, traps: list[Trap]
 ) -> SchedulerReading:
-    """K = tokens drafted / requests drafted for; requests = accepted / (acceptance length - 1) over one window."""
+    """From counters over two readings where they tell by position: K = tokens drafted / requests drafted for, acceptance
+    length = 1 + accepted / requests drafted for. The acceptance gauge is one iteration's, so K from it is rough."""
     info = exposition.values(_PREFIX + "speculative_config_info")
     acceptance = value(exposition, _PREFIX + "spec_decode_acceptance_length")
     if not info and now.draft_tokens_total is None and acceptance is None:
@@ -314,17 +316,22 @@ def _with_speculation(
     if now.running_requests == 0:
         reason = "stale: no request runs"
         return replace(now, unknown={**now.unknown, "draft_tokens": reason, "acceptance_length": reason})
-    if acceptance == 0.0:
+    drafted, accepted = _grown(now, before, "draft_tokens_total"), _grown(now, before, "accepted_tokens_total")
+    drafts = _grown(now, before, "drafts_total")
+    if drafts and drafted and accepted is not None:
+        return replace(now, draft_tokens=drafted / drafts, acceptance_length=1 + accepted / drafts)
+    if acceptance == 0.0 and not drafted and value(exposition, _PREFIX + "num_generation_requests") != 0.0:
         traps.append(trap("DraftOffBySchedule"))
         return replace(now, draft_tokens=0.0, acceptance_length=1.0, speculated_share=0.0)
-    drafted, accepted = _grown(now, before, "draft_tokens_total"), _grown(now, before, "accepted_tokens_total")
     if drafted and accepted and acceptance is not None and acceptance > 1:
         return replace(now, draft_tokens=drafted * (acceptance - 1) / accepted, acceptance_length=acceptance)
     reason = "unknown: needs two readings with drafts between them"
     unknown = {**now.unknown, "draft_tokens": reason}
-    if acceptance is None:
-        unknown["acceptance_length"] = "absent: not reported yet"
-    return replace(now, acceptance_length=acceptance, unknown=unknown)
+    if not acceptance:
+        unknown["acceptance_length"] = (
+            "absent: not reported yet" if acceptance is None else "unknown: nothing was drafted"
+        )
+    return replace(now, acceptance_length=acceptance or None, unknown=unknown)
 
 
 def _grown(now: SchedulerReading, before: SchedulerReading | None, name: str) -> float | None:
