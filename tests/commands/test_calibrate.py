@@ -107,7 +107,7 @@ def test_the_crossover_of_two_emulated_servers(tmp_path):
     assert crossing["running_requests"] == pytest.approx(expected, rel=0.2)
     assert '"candidate_steps"' in document["rendered"]
     assert document["verdict"].startswith("Draft 7 pays up to ")
-    assert len(from_csv(out.read_text())) == len(document["points"]) >= 7
+    assert len(from_csv(out.read_text())) == len(document["points"]) >= 6
     assert "points" in stderr, "a progress bar"
 
 

@@ -42,7 +42,9 @@ def client_side(finished: Sequence[Flight], flying: Sequence[Flight], start: flo
     waits = [item.first - item.started for item in begun if item.first is not None and start <= item.first <= end]
     waits = waits or [item.first - item.started for item in begun if item.first is not None]
     wait = fmean(waits) if waits else 0.0
-    decoding = [(item, _first(item, wait), item.ended) for item in ended if item.ended is not None]
+    crowd = [item.first - item.started for item in begun if item.first is not None and not item.generation]
+    at_start = fmean(crowd) if crowd else wait
+    decoding = [(item, _first(item, wait, at_start), item.ended) for item in ended if item.ended is not None]
     per_token = [(last - first) / (item.output_tokens - 1) for item, first, last in decoding if item.output_tokens > 1]
     if not ended or not per_token:
         return ClientSide(requests=len(ended))
@@ -50,11 +52,11 @@ def client_side(finished: Sequence[Flight], flying: Sequence[Flight], start: flo
     mean_per_token = sum(last - first for _, first, last in decoding) / max(1, tokens)
     busy, written = 0.0, 0.0
     for item in [*finished, *flying]:
-        first, last = _first(item, wait), item.ended if item.ended is not None else end
+        first, last = _first(item, wait, at_start), item.ended if item.ended is not None else end
         inside = max(0.0, min(last, end) - max(first, start))
         busy += inside
         if item.ended is not None and last > first:
-            written += (item.output_tokens - 1) * inside / (last - first)
+            written += item.output_tokens * inside / (last - first)
         elif mean_per_token > 0:
             written += min(inside / mean_per_token, item.wanted_tokens)
     seconds = end - start
@@ -96,8 +98,9 @@ def completions(finished: Sequence[Flight], edges: Sequence[float]) -> list[floa
     ]
 
 
-def _first(item: Flight, wait: float) -> float:
-    first = item.first if item.first is not None else item.started + wait
+def _first(item: Flight, wait: float, at_start: float) -> float:
+    """``at_start``: the wait of the first requests, whose prompts all came at once."""
+    first = item.first if item.first is not None else item.started + (wait if item.generation else at_start)
     return first if item.ended is None else min(first, item.ended)
 
 

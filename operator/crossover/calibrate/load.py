@@ -23,7 +23,7 @@ from crossover.calibrate.prompts import prompt
 from crossover.calibrate.workload import Workload
 
 MOST_STREAMS = 16
-"""Requests that stream at the same time: enough to tell first-token times; a stream costs far more CPU here than an answer
+"""Requests that stream, evenly among all: enough to tell first-token times; a stream costs far more CPU here than an answer
 in one piece."""
 GIVE_UP_SECONDS = 20.0
 """So long may nothing but refusals or failures come back."""
@@ -88,7 +88,7 @@ class ClosedLoop:
         self._route = wire.resolved(described.server.route, described.engine)
         self._url = described.server.base_url.rstrip("/") + wire.PATHS[self._route]
         self._words_per_token = WORDS_PER_TOKEN
-        self._streams, self._learned = 0, 0
+        self._stride, self._learned = 1, 0
         self._good_at = clock.now()
         self._answered = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,6 +120,7 @@ class ClosedLoop:
     def start(self, in_flight: int) -> None:
         """Begin to keep ``in_flight`` requests in flight."""
         self._good_at = self._clock.now()
+        self._stride = -(-in_flight // MOST_STREAMS)
         self._tasks += [asyncio.create_task(self._work(worker)) for worker in range(in_flight)]
 
     def check(self) -> None:
@@ -176,17 +177,15 @@ class ClosedLoop:
 
     async def _one(self, worker: int, generation: int, given: int, wanted: int) -> bool:
         """One request; False = refused or failed, to be tried again. Raises MeasureFailure for what no retry mends."""
-        stream = self._streams < MOST_STREAMS
+        stream = worker % self._stride == 0
         flight = Flight(self._clock.now(), wanted, given, stream, generation)
         self.tally.flying[worker] = flight
-        self._streams += stream
         try:
             status = await self._send(flight, given, wanted, stream=stream)
         except httpx.TransportError as error:
             self._failed(error)
             return False
         finally:
-            self._streams -= stream
             del self.tally.flying[worker]
         return self._judge(status, flight)
 
