@@ -6,6 +6,7 @@ per second of the window. Answers that come in one piece tell no first token; th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -34,6 +35,8 @@ class ClientSide:
     """Answers that ended early."""
     time_per_output_token: Latency = field(default_factory=Latency)
     time_to_first_token: Latency = field(default_factory=Latency)
+    tokens_error: float = 0.0
+    """Relative standard error of ``tokens_per_second`` from requests that cross the ends of the window at unknown places."""
 
 
 def client_side(finished: Sequence[Flight], flying: Sequence[Flight], start: float, end: float) -> ClientSide:
@@ -59,9 +62,10 @@ def client_side(finished: Sequence[Flight], flying: Sequence[Flight], start: flo
             written += item.output_tokens * inside / (last - first)
         elif mean_per_token > 0:
             written += min(inside / mean_per_token, item.wanted_tokens)
-    seconds = end - start
+    seconds, unsure = end - start, 0.0
     if wait > LONG_WAIT * mean_per_token * tokens / len(ended):
         written = float(sum(item.output_tokens for item in ended))  # who decodes now is a guess: count what ended
+        unsure = math.sqrt(busy / seconds / 6) * tokens / len(ended) / max(1.0, written)
     told = [item for item in ended if item.input_tokens is not None and item.generation]
     inputs = [item.input_tokens or item.asked_input for item in ended]
     long = sum(item.output_tokens for item in ended)
@@ -77,6 +81,7 @@ def client_side(finished: Sequence[Flight], flying: Sequence[Flight], start: flo
         sum(item.output_tokens < item.wanted_tokens for item in ended) / len(ended),
         latency(per_token),
         latency(waits),
+        unsure,
     )
 
 

@@ -56,15 +56,15 @@ def _of_rates(in_flight: int, client: ClientSide, server: ServerSide) -> Iterato
         )
     if ours is None or theirs is None:
         return
-    ratio = theirs / ours
+    ratio, slack = theirs / ours, 3 * client.tokens_error
     numbers = f"the server counts {theirs:.0f} tokens/s, the clients got {ours:.0f}"
-    if ratio > 1 + FOREIGN and present <= in_flight * (1 + AGREE) + 0.5:
+    if ratio > 1 + FOREIGN + slack and present <= in_flight * (1 + AGREE) + 0.5:
         yield Caveat(CaveatCode.OTHER_TRAFFIC, f"{numbers}: the rest is somebody else's")
-    elif ratio < 1 - ELSEWHERE:
+    elif ratio < 1 - ELSEWHERE - slack:
         yield Caveat(
             CaveatCode.SEVERAL_SERVERS, f"{numbers}: the address balances over several servers; give one server's own"
         )
-    elif abs(ratio - 1) > AGREE:
+    elif abs(ratio - 1) > AGREE + slack:
         yield Caveat(CaveatCode.CLOCKS_DISAGREE, numbers)
     if server.step_seconds is not None and client.running_requests and server.acceptance_length:
         steps = client.running_requests * server.acceptance_length / theirs
