@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from crossover.engines.contract import Refusal
@@ -164,8 +165,33 @@ def _normal(name: str) -> str:
     return "--" + name[2:].replace("_", "-") if name.startswith("--") else name
 
 
+@lru_cache(maxsize=512)
+def _spellings(flag: Flag) -> frozenset[str]:
+    return frozenset(map(_normal, flag.names))
+
+
 def _same(name: str, flag: Flag) -> bool:
-    return _normal(name) in map(_normal, flag.names)
+    return name.startswith("-") and _normal(name) in _spellings(flag)
+
+
+def with_prefixes(flags: Sequence[Flag], stem: str, others: Sequence[str] = ()) -> tuple[Flag, ...]:
+    """The flags with every unique abbreviation that argparse accepts as a spelling of its own.
+
+    ``stem``: what all of them begin with; ``others``: options of the program that make an abbreviation ambiguous.
+    """
+    known = [name for flag in flags for name in flag.names] + list(others)
+
+    def abbreviations(flag: Flag) -> list[str]:
+        found = []
+        for name in flag.names:
+            for length in range(len(stem) + 1, len(name)):
+                short = name[:length]
+                meant = {known_name for known_name in known if known_name.startswith(short)}
+                if meant <= set(flag.names) and short not in found:
+                    found.append(short)
+        return found
+
+    return tuple(Flag((*flag.names, *abbreviations(flag)), flag.takes_value) for flag in flags)
 
 
 def _length(words: Sequence[str], position: int, flags: Sequence[Flag]) -> int:

@@ -140,7 +140,7 @@ class SGLang:
         described = _json(info.body) if info is not None and info.status == 200 else None
         if isinstance(described, dict) and "speculative_algorithm" in described:
             return capability_of_server(described)
-        return settings.capability_of_container(container) if container is not None else None
+        return settings.capability_of_container(container, files or {}) if container is not None else None
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         return settings.read(container, files)

@@ -83,6 +83,8 @@ def capability_of_server(info: Mapping[str, Any]) -> Capability:
         topk=info.get("speculative_eagle_topk"),
         dp_attention=bool(info.get("enable_dp_attention")),
         multi_layer=bool(info.get("enable_multi_layer_eagle")),
+        two_batch_overlap=bool(info.get("enable_two_batch_overlap")),
+        pdmux=bool(info.get("enable_pdmux")),
     )
     padding = state.get("decode_cuda_graph_bs")
     limit = state.get("effective_max_running_requests_per_dp", info.get("max_running_requests"))

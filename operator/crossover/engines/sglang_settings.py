@@ -10,11 +10,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect, SpeculationSettings
-from crossover.engines.arguments import CommandLine, Flag, parse
+from crossover.engines.arguments import CommandLine
 from crossover.engines.contract import ConfigFile, ContainerEdit, Refusal, Schedule, WantedSpeculation
+from crossover.engines.sglang_place import (
+    ADAPTIVE,
+    ADAPTIVE_CONFIG,
+    ALGORITHM,
+    CONFIG_FILE,
+    DP_ATTENTION,
+    DP_SIZE,
+    DRAFT_TOKENS,
+    MAX_RUNNING,
+    MULTI_LAYER,
+    PDMUX,
+    SPECULATIVE,
+    STEPS,
+    TOP_K,
+    TWO_BATCH_OVERLAP,
+    Options,
+    is_speculative,
+    options_of,
+    with_file,
+)
 
 Version = tuple[int, ...]
 
@@ -23,61 +46,13 @@ KEYED_ADAPTIVE: Version = (0, 5, 13)
 ZERO_STEPS: Version = (0, 5, 14)
 """candidate_steps may hold 0."""
 
-ALGORITHM = Flag(("--speculative-algorithm", "--speculative-algorit", "--speculative-algo", "--speculative-alg"))
-STEPS = Flag(("--speculative-num-steps",))
-TOP_K = Flag(("--speculative-eagle-topk",))
-DRAFT_TOKENS = Flag(("--speculative-num-draft-tokens",))
-ADAPTIVE = Flag(("--speculative-adaptive",), takes_value=False)
-ADAPTIVE_CONFIG = Flag(("--speculative-adaptive-config",))
-DP_ATTENTION = Flag(("--enable-dp-attention",), takes_value=False)
-MULTI_LAYER = Flag(("--enable-multi-layer-eagle",), takes_value=False)
-CONFIG_FILE = Flag(("--config",))
-MAX_RUNNING = Flag(("--max-running-requests",))
-
-SPECULATIVE = (
-    ALGORITHM,
-    Flag(("--speculative-draft-model-path", "--speculative-draft-model")),
-    Flag(("--speculative-draft-model-revision",)),
-    Flag(("--speculative-draft-model-quantization",)),
-    Flag(("--speculative-draft-load-format",)),
-    STEPS,
-    TOP_K,
-    DRAFT_TOKENS,
-    ADAPTIVE,
-    ADAPTIVE_CONFIG,
-    Flag(("--speculative-dflash-block-size",)),
-    Flag(("--speculative-dspark-block-size",)),
-    Flag(("--speculative-dspark-sps-table-path",)),
-    Flag(("--speculative-dspark-confidence-sts-path",)),
-    *(
-        Flag((f"--speculative-ngram-{name}",))
-        for name in (
-            "min-bfs-breadth",
-            "max-bfs-breadth",
-            "match-type",
-            "max-trie-depth",
-            "capacity",
-            "external-corpus-path",
-            "external-sam-budget",
-            "external-corpus-max-tokens",
-        )
-    ),
-    Flag(("--speculative-accept-threshold-single",)),
-    Flag(("--speculative-accept-threshold-acc",)),
-    Flag(("--speculative-use-rejection-sampling",), takes_value=False),
-    Flag(("--speculative-use-block-verification",), takes_value=False),
-    Flag(("--speculative-attention-mode",)),
-    Flag(("--speculative-draft-attention-backend",)),
-    Flag(("--speculative-draft-kv-cache-dtype",)),
-    Flag(("--speculative-draft-window-size",)),
-    Flag(("--speculative-token-map",)),
-    MULTI_LAYER,
-)
-"""Everything that is left out to start without speculation."""
 
 SCHEDULE_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
 DEFAULT_NGRAM_DRAFT_TOKENS = 12
+BLOCK_ALGORITHMS = ("DFLASH", "DSPARK")
+"""The draft length is the block that the draft was trained for."""
 SCHEDULE_FILE = "/etc/crossover/speculation/adaptive.json"
+OPTIONS_FILE = "/etc/crossover/speculation/sglang.yaml"
 
 _VERSION = re.compile(r"^v?(\d+)\.(\d+)(?:\.(\d+))?")
 
@@ -92,14 +67,23 @@ def version_text(version: Version | None) -> str | None:
 
 
 def schedule_refusal(
-    version: Version | None, algorithm: str | None, *, topk: object, dp_attention: bool, multi_layer: bool
+    version: Version | None,
+    algorithm: str | None,
+    *,
+    topk: object,
+    dp_attention: bool,
+    multi_layer: bool,
+    two_batch_overlap: bool = False,
+    pdmux: bool = False,
 ) -> str | None:
     """Why this server cannot follow a schedule, in the engine's own rules; None = it can."""
     if algorithm is None:
         return "the server runs without speculation"
     if algorithm.upper() not in SCHEDULE_ALGORITHMS:
         return f"SGLang's adaptive steps support EAGLE and EAGLE3, not {algorithm.upper()}"
-    if version is not None and version < KEYED_ADAPTIVE:
+    if version is None:
+        return "the server has not told its version, and before 0.5.13 batch-size keys in the adaptive file stop it"
+    if version < KEYED_ADAPTIVE:
         return f"batch-size keys in the adaptive file need SGLang 0.5.13, this is {version_text(version)}"
     if topk not in (None, 1, "1"):
         return "SGLang's adaptive steps need --speculative-eagle-topk 1"
@@ -107,83 +91,84 @@ def schedule_refusal(
         return "SGLang's adaptive steps do not work with DP attention"
     if multi_layer:
         return "SGLang's adaptive steps do not work with multi-layer EAGLE"
+    if two_batch_overlap:
+        return "SGLang's adaptive steps do not work with two-batch overlap"
+    if pdmux:
+        return "SGLang's adaptive steps do not work with PD multiplexing"
     return None
 
 
-def capability_of_container(container: Mapping[str, Any]) -> Capability | None:
-    """From the pod spec alone: the version is unknown, so a schedule is possible only as far as the arguments tell."""
+def capability_of_container(container: Mapping[str, Any], files: Mapping[str, str]) -> Capability | None:
+    """From the pod spec alone, before the server has said anything: the version is unknown, so no schedule is promised."""
     try:
-        line = parse(container)
+        options = options_of(container, files).all
     except Refusal:
         return None
-    algorithm = line.value(ALGORITHM)
-    tokens = line.value(DRAFT_TOKENS)
+    algorithm = options.value(ALGORITHM)
+    tokens = options.value(DRAFT_TOKENS)
     refusal = schedule_refusal(
         None,
         algorithm,
-        topk=line.value(TOP_K),
-        dp_attention=line.has(DP_ATTENTION),
-        multi_layer=line.has(MULTI_LAYER),
+        topk=options.value(TOP_K),
+        dp_attention=options.has(DP_ATTENTION),
+        multi_layer=options.has(MULTI_LAYER),
+        two_batch_overlap=options.has(TWO_BATCH_OVERLAP),
+        pdmux=options.has(PDMUX),
     )
-    limit = line.value(MAX_RUNNING)
-    own_file = line.has(ADAPTIVE_CONFIG)
+    own_file = options.has(ADAPTIVE_CONFIG)
     return Capability(
         EngineType.SGLANG,
         None,
         algorithm.upper() if algorithm else None,
         max_draft_tokens=int(tokens) - 1 if tokens and tokens.isdigit() else None,
-        schedule_dialect=ScheduleDialect.SGLANG_ADAPTIVE if refusal is None else None,
         schedule_refusal=refusal,
-        follows_schedule=line.has(ADAPTIVE) and own_file,
-        adapts_by_itself=line.has(ADAPTIVE) and not own_file,
-        max_running_requests=int(limit) if limit and limit.isdigit() else None,
+        follows_schedule=options.has(ADAPTIVE) and own_file,
+        adapts_by_itself=options.has(ADAPTIVE) and not own_file,
+        max_running_requests=_limit(options),
     )
+
+
+def _limit(options: CommandLine) -> int | None:
+    """Per scheduler. The value is shared out over attention-DP ranks; plain data-parallel replicas get it whole. Left out with
+    an algorithm it becomes 48, unless a model's own default comes first: unknown."""
+    limit, ranks = options.value(MAX_RUNNING), options.value(DP_SIZE)
+    if limit is None or not limit.isdigit():
+        return None
+    shared = int(ranks) if options.has(DP_ATTENTION) and ranks and ranks.isdigit() else 1
+    return max(1, int(limit) // max(1, shared))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def read(container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
-    line = _line(container)
-    algorithm = line.value(ALGORITHM)
+    options = options_of(container, files).all
+    algorithm = options.value(ALGORITHM)
     if algorithm is None:
         return SpeculationSettings(EngineType.SGLANG, enabled=False)
     return SpeculationSettings(
         EngineType.SGLANG,
         enabled=True,
         algorithm=algorithm.upper(),
-        draft_tokens=_draft_tokens(line, algorithm),
-        schedule=_schedule(line, files),
+        draft_tokens=_draft_tokens(options, algorithm),
+        schedule=_schedule(options, files),
     )
 
 
-def _line(container: Mapping[str, Any]) -> CommandLine:
-    line = parse(container)
-    config = line.value(CONFIG_FILE)
-    if config is not None and not line.has(ALGORITHM):
-        raise Refusal(
-            "ConfigFile",
-            "the server reads its options from a --config file, so the speculation settings may stand there.",
-            field="spec.template.spec.containers[].args",
-            fix="Write the --speculative-* options into args; the command line wins over the file.",
-        )
-    return line
-
-
-def _draft_tokens(line: CommandLine, algorithm: str) -> int | None:
+def _draft_tokens(options: CommandLine, algorithm: str) -> int | None:
     """K asked for: verified tokens less one; steps for a chain without them."""
-    tokens, steps = line.value(DRAFT_TOKENS), line.value(STEPS)
-    if line.value(TOP_K) in (None, "1") and steps and steps.isdigit():
+    tokens, steps = options.value(DRAFT_TOKENS), options.value(STEPS)
+    if options.value(TOP_K) in (None, "1") and steps and steps.isdigit():
         return int(steps)
     if tokens and tokens.isdigit():
         return int(tokens) - 1
     return DEFAULT_NGRAM_DRAFT_TOKENS - 1 if algorithm.upper() == "NGRAM" else None
 
 
-def _schedule(line: CommandLine, files: Mapping[str, str]) -> Schedule:
+def _schedule(options: CommandLine, files: Mapping[str, str]) -> Schedule:
     """The schedule in force, where it has one fixed length per batch size; () when the file lists several."""
-    path = line.value(ADAPTIVE_CONFIG)
-    if not line.has(ADAPTIVE) or path is None or path not in files:
+    path = options.value(ADAPTIVE_CONFIG)
+    if not options.has(ADAPTIVE) or path is None or path not in files:
         return ()
     try:
         table = json.loads(files[path])
@@ -194,9 +179,9 @@ def _schedule(line: CommandLine, files: Mapping[str, str]) -> Schedule:
         steps = value.get("candidate_steps") if isinstance(value, dict) else None
         if not str(key).isdigit():
             continue
-        if not isinstance(steps, list) or len(steps) != 1:
+        if not isinstance(steps, list) or len(steps) != 1 or not isinstance(steps[0], int):
             return ()
-        entries.append((int(key), int(steps[0])))
+        entries.append((int(key), steps[0]))
     return tuple(sorted(entries))
 
 
@@ -252,6 +237,13 @@ def _check(schedule: Schedule, capability: Capability) -> None:
             fix="Use lever Restart or Auto.",
         )
     version = version_of(capability.version)
+    if all(draft == 0 for _, draft in schedule):
+        raise Refusal(
+            "InvalidSchedule",
+            "a schedule of 0 at every batch keeps the draft model for nothing.",
+            field="schedule",
+            fix="Leave speculation out instead.",
+        )
     zero = any(draft == 0 for _, draft in schedule)
     if zero and version is not None and version < ZERO_STEPS:
         raise Refusal(
@@ -274,26 +266,55 @@ def edit(
     capability: Capability,
     removed: Mapping[str, Any],
 ) -> ContainerEdit:
-    line = _line(container)
-    name = str(container["name"])
+    options = options_of(container, files)
+    name, line = str(container["name"]), options.line
     if not wanted.enabled:
-        if not line.has(ALGORITHM):
-            return ContainerEdit(name)
-        position, tokens = line.taken(*SPECULATIVE)
-        return _edit(name, line, line.without(*SPECULATIVE), removed={"position": position, "tokens": list(tokens)})
-    line_on = line if line.has(ALGORITHM) else _put_back(line, removed)
+        return _off(name, options)
+    on = options if options.all.has(ALGORITHM) else _put_back(options, files, removed)
     if wanted.schedule:
+        if _schedule(on.all, files) == wanted.schedule:
+            return _edit(name, line, on.line)
         file = render(wanted.schedule, capability)
         union = sorted({draft for _, draft in wanted.schedule})
-        steps = line_on.value(STEPS)
+        steps = on.all.value(STEPS)
         if steps is None or not steps.isdigit() or int(steps) not in union:
-            line_on = _with_steps(line_on, union[-1])
-        line_on = line_on.with_value(ADAPTIVE, None).with_value(ADAPTIVE_CONFIG, file.mount_path)
+            on = _with_steps(on, union[-1])
+        on = on.put(ADAPTIVE, None).put(ADAPTIVE_CONFIG, file.mount_path)
         new_file = None if files.get(file.mount_path) == file.content else file
-        return _edit(name, line, line_on, file=new_file)
+        return _edit(name, line, on.line, file=new_file)
     if wanted.draft_tokens is not None:
-        line_on = _with_draft_tokens(line_on.without(ADAPTIVE, ADAPTIVE_CONFIG), wanted.draft_tokens)
-    return _edit(name, line, line_on)
+        on = _with_draft_tokens(_without_schedule(on), wanted.draft_tokens)
+    return _edit(name, line, on.line)
+
+
+def _off(name: str, options: Options) -> ContainerEdit:
+    """No speculative argument is left, on the command line or in the file (then a copy of it takes its place)."""
+    line = options.line
+    if not options.all.has(ALGORITHM):
+        return ContainerEdit(name)
+    position, tokens = line.taken(*SPECULATIVE)
+    kept: dict[str, Any] = {"position": position, "tokens": list(tokens)}
+    after = line.without(*SPECULATIVE) if tokens else line
+    if not options.speculates_in_file:
+        return _edit(name, line, after, removed=kept)
+    rest = {key: value for key, value in options.document.items() if not is_speculative(f"--{key}")}
+    file = ConfigFile("sglang.yaml", yaml.safe_dump(rest, sort_keys=False), OPTIONS_FILE)
+    after = after.with_value(CONFIG_FILE, OPTIONS_FILE)
+    return _edit(name, line, after, file=file, removed={**kept, "path": options.path})
+
+
+def _without_schedule(options: Options) -> Options:
+    line = options.line
+    if line.has(ADAPTIVE) or line.has(ADAPTIVE_CONFIG):
+        options = replace(options, line=line.without(ADAPTIVE, ADAPTIVE_CONFIG))
+    if options.all.has(ADAPTIVE):
+        raise Refusal(
+            "ConfigFile",
+            "the --config file asks for adaptive steps, and no argument takes that back.",
+            field="spec.template.spec.containers[].args",
+            fix="Move the speculative options from the file into args.",
+        )
+    return options
 
 
 def _edit(
@@ -314,33 +335,55 @@ def _edit(
     )
 
 
-def _put_back(line: CommandLine, removed: Mapping[str, Any]) -> CommandLine:
-    tokens = removed.get("tokens")
-    if not tokens:
+def _put_back(options: Options, files: Mapping[str, str], removed: Mapping[str, Any]) -> Options:
+    tokens, path = removed.get("tokens"), removed.get("path")
+    if not tokens and path is None:
         raise Refusal(
             "NothingToPutBack",
             "the template has no speculative arguments and none were taken out by Crossover.",
             field="spec.template.spec.containers[].args",
             fix="Add the --speculative-* options for this model to args.",
         )
-    return line.inserted(int(removed.get("position", len(line.words))), [str(token) for token in tokens])
+    line = options.line
+    if path is not None:
+        line = line.with_value(CONFIG_FILE, str(path))
+    if tokens:
+        line = line.inserted(int(removed.get("position", len(line.words))), [str(token) for token in tokens])
+    return Options(line) if path is None else with_file(line, str(path), files)
 
 
-def _with_steps(line: CommandLine, steps: int) -> CommandLine:
+def _with_steps(options: Options, steps: int) -> Options:
     """Steps of a chain: draft tokens must be steps + 1, and top-k must be given when anything else is."""
-    line = line.with_value(STEPS, str(steps)).with_value(DRAFT_TOKENS, str(steps + 1))
-    return line if line.has(TOP_K) else line.with_value(TOP_K, "1")
+    options = options.put(STEPS, str(steps)).put(DRAFT_TOKENS, str(steps + 1))
+    return options if options.all.has(TOP_K) else options.put(TOP_K, "1")
 
 
-def _with_draft_tokens(line: CommandLine, draft_tokens: int) -> CommandLine:
-    algorithm = (line.value(ALGORITHM) or "").upper()
+def _with_draft_tokens(options: Options, draft_tokens: int) -> Options:
+    """Another fixed length. Nothing changes where it is in force already."""
+    algorithm = (options.all.value(ALGORITHM) or "").upper()
+    if _draft_tokens(options.all, algorithm) == draft_tokens:
+        return options
+    if draft_tokens < 1:
+        raise Refusal(
+            "InvalidDraftLength",
+            "a draft has at least one token.",
+            field="spec.speculation.maxDraftTokens",
+            fix="Switch speculation off instead.",
+        )
+    if algorithm in BLOCK_ALGORITHMS:
+        raise Refusal(
+            "BlockDraft",
+            f"the draft length of {algorithm} is the block that its draft was trained for.",
+            field="spec.template.spec.containers[].args",
+            fix="Leave spec.speculation.maxDraftTokens out.",
+        )
     if algorithm in SCHEDULE_ALGORITHMS or algorithm == "STANDALONE":
-        if line.value(TOP_K) not in (None, "1"):
+        if options.all.value(TOP_K) not in (None, "1"):
             raise Refusal(
                 "TreeDraft",
                 "the draft is a tree (top-k above 1): its length and width cannot be changed separately.",
                 field="spec.template.spec.containers[].args",
                 fix="Leave spec.speculation.maxDraftTokens out, or use --speculative-eagle-topk 1.",
             )
-        return _with_steps(line, draft_tokens)
-    return line.with_value(DRAFT_TOKENS, str(draft_tokens + 1))
+        return _with_steps(options, draft_tokens)
+    return options.put(DRAFT_TOKENS, str(draft_tokens + 1))
