@@ -20,6 +20,7 @@ import yaml
 from crossover.emulate.commands import LaunchError, inside, shell_words, words_after
 from crossover.emulate.drafts import Drafts, Fixed, Gated, Off, Scheduled, UpTo
 
+SCHEDULE_SINCE = (1, 2)
 UPPER_BOUNDS_SINCE = (1, 3)
 ALIASES = {
     "speculative_model_dir": "speculative_model",
@@ -138,7 +139,7 @@ class Launch:
             return Scheduled(AUTO, drafts_free=True)
         tree = config.get("max_total_draft_tokens")
         fixed = Fixed(self.max_draft, tree=tree + 1 if tree and tree > self.max_draft else None, drafts_free=free)
-        table = {int(key): int(value) for key, value in (config.get("draft_len_schedule") or {}).items()}
+        table: dict[int, int] = config.get("draft_len_schedule") or {}
         most = config.get("max_concurrency")
         if self.version < UPPER_BOUNDS_SINCE:
             if not self.two_model:
@@ -195,8 +196,13 @@ def parse(
     document = {**document, **flags} if version >= UPPER_BOUNDS_SINCE else {**flags, **document}
     for assignment in args.set:
         _assign(document, assignment)
+    dotted = _dotted(words) if made is Form.DYNAMO else []
+    for assignment in dotted:
+        _assign(document, assignment)
     override = args.override_engine_args or environ.get("DYN_TRTLLM_OVERRIDE_ENGINE_ARGS")
     if made is Form.DYNAMO and override:
+        if dotted:
+            raise LaunchError("--trtllm.* and --override-engine-args exclude each other")
         try:
             document = _merged(document, json.loads(override))
         except ValueError:
@@ -235,6 +241,19 @@ def _document(path: str | None, root: Path) -> dict[str, Any]:
     return document or {}
 
 
+def _dotted(words: Sequence[str]) -> list[str]:
+    """Dynamo's `--trtllm.a.b VALUE` as assignments; none is null."""
+    found = []
+    for place, word in enumerate(words):
+        if not word.startswith("--trtllm."):
+            continue
+        path, equals, value = word.removeprefix("--trtllm.").partition("=")
+        if not equals:
+            value = words[place + 1] if place + 1 < len(words) else ""
+        found.append(f"{path}={'null' if value.lower() == 'none' else value}")
+    return found
+
+
 def _assign(document: dict[str, Any], assignment: str) -> None:
     """`--set a.b=VALUE`; null removes a mapping."""
     path, _, value = assignment.partition("=")
@@ -267,7 +286,7 @@ def _speculation(document: Mapping[str, Any], version: tuple[int, ...]) -> dict[
     if not isinstance(given, dict):
         raise LaunchError("ValidationError: speculative_config is no mapping")
     config = {ALIASES.get(str(key), str(key)): value for key, value in given.items()}
-    unknown = sorted(set(config) - KEYS)
+    unknown = sorted(set(config) - (KEYS if version >= SCHEDULE_SINCE else KEYS - {"draft_len_schedule"}))
     if unknown:
         raise LaunchError(f"ValidationError: speculative_config.{unknown[0]}: extra inputs are not permitted")
     kind = str(config.get("decoding_type", "")).upper()
@@ -277,18 +296,19 @@ def _speculation(document: Mapping[str, Any], version: tuple[int, ...]) -> dict[
     if not isinstance(length, int) or length < 1:
         raise LaunchError("ValidationError: speculative_config.max_draft_len must be greater than 0")
     config["max_draft_len"] = length
-    _check_schedule(config, length, version)
+    if config.get("draft_len_schedule"):
+        config["draft_len_schedule"] = _schedule(config, length, version)
     return config
 
 
-def _check_schedule(config: Mapping[str, Any], length: int, version: tuple[int, ...]) -> None:
-    table = config.get("draft_len_schedule")
-    if not table:
-        return
+def _schedule(config: Mapping[str, Any], length: int, version: tuple[int, ...]) -> dict[int, int]:
+    """Numbers may be written as text, as keys in JSON have to be."""
     if config.get("max_concurrency"):
         raise LaunchError("ValidationError: max_concurrency and draft_len_schedule exclude each other")
-    if not isinstance(table, dict) or not all(isinstance(k, int) and isinstance(v, int) for k, v in table.items()):
-        raise LaunchError("ValidationError: draft_len_schedule maps batch sizes to draft lengths")
+    try:
+        table = {int(key): int(value) for key, value in config["draft_len_schedule"].items()}
+    except (AttributeError, TypeError, ValueError):
+        raise LaunchError("ValidationError: draft_len_schedule maps batch sizes to draft lengths") from None
     first = min(table)
     if first < 1 or not all(0 <= draft <= length for draft in table.values()):
         raise LaunchError(f"ValidationError: draft_len_schedule: keys from 1, lengths from 0 to {length}")
@@ -296,3 +316,4 @@ def _check_schedule(config: Mapping[str, Any], length: int, version: tuple[int, 
         raise LaunchError(f"ValidationError: draft_len_schedule: the smallest key must have {length}, max_draft_len")
     if version < UPPER_BOUNDS_SINCE and first != 1:
         raise LaunchError("ValidationError: draft_len_schedule: key 1 is required")
+    return table
