@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crossover.api.fleet import EngineType, PodReading, SchedulerReading
 from crossover.calibrate import wire
 from crossover.calibrate.contract import Route
-from crossover.calibrate.counters import moves_smoothly, rate_blocks, server_side, was_restarted
+from crossover.calibrate.counters import rate_blocks, server_side, was_restarted
 from crossover.calibrate.environment import Environment
 from crossover.calibrate.prompts import prompt
 from crossover.calibrate.steady import steady
@@ -157,13 +157,6 @@ def test_a_counter_that_fell_is_a_restart_not_a_rate():
     assert was_restarted(readings)
     assert server_side(readings, 0, 5).tokens_per_second is None
     assert rate_blocks(readings) == []
-
-
-def test_a_counter_that_moves_only_when_requests_end_is_not_smooth():
-    lumpy = [reading(at, scheduler(output_tokens_total=100.0 * (at // 4))) for at in range(20)]
-    assert not moves_smoothly(rate_blocks(lumpy))
-    even = [reading(at, scheduler(output_tokens_total=100.0 * at)) for at in range(20)]
-    assert moves_smoothly(rate_blocks(even))
 
 
 def test_a_draft_length_that_changed_is_seen():

@@ -103,6 +103,8 @@ class VirtualServer(httpx.AsyncBaseTransport):
     dies_at: float | None = None
     foreign: int = 0
     hidden_share: float = 0.0
+    lumpy: bool = False
+    """Tokens are counted when their request ends."""
     seed: int = 1
 
     def __post_init__(self):
@@ -174,7 +176,10 @@ class VirtualServer(httpx.AsyncBaseTransport):
 
     def emit(self, job, count):
         job.written += count
-        self.tokens += count
+        if not self.lumpy:
+            self.tokens += count
+        elif job.written >= job.wanted:
+            self.tokens += job.written
         self.most_running = max(self.most_running, len(self.running))
         job.events.put_nowait(count)
 

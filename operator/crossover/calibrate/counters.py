@@ -84,11 +84,6 @@ def rate_blocks(readings: Sequence[PodReading]) -> list[tuple[float, float, floa
     return blocks
 
 
-def moves_smoothly(blocks: Sequence[tuple[float, float, float]]) -> bool:
-    """False for counters that stand still between the ends of requests."""
-    return bool(blocks) and sum(1 for _, _, rate in blocks if rate > 0) >= 0.8 * len(blocks)
-
-
 def grown(readings: Sequence[PodReading], value: Value) -> float | None:
     """Growth of a counter over all schedulers; None when it is missing or fell."""
     first, last = _total(readings[0], value), _total(readings[-1], value)

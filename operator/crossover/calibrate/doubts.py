@@ -30,11 +30,12 @@ def doubts(
     refused: int,
     busy_share: float,
     late_share: float,
+    server_counts_late: bool = False,
 ) -> tuple[Caveat, ...]:
     return tuple(
         caveat
         for caveat in (
-            *_of_rates(in_flight, client, server),
+            *_of_rates(in_flight, client, server, server_counts_late or client.counts_ends),
             _generator(busy_share, late_share),
             _limit(in_flight, client, server),
             *_of_requests(client, refused),
@@ -46,7 +47,7 @@ def doubts(
     )
 
 
-def _of_rates(in_flight: int, client: ClientSide, server: ServerSide) -> Iterator[Caveat | None]:
+def _of_rates(in_flight: int, client: ClientSide, server: ServerSide, counts_ends: bool) -> Iterator[Caveat | None]:
     ours, theirs = client.tokens_per_second, server.tokens_per_second
     present = (server.running_requests or 0.0) + (server.waiting_requests or 0.0)
     if present > in_flight * (1 + AGREE) + 0.5:
@@ -56,7 +57,7 @@ def _of_rates(in_flight: int, client: ClientSide, server: ServerSide) -> Iterato
         )
     if ours is None or theirs is None:
         return
-    ratio, slack = theirs / ours, 3 * client.tokens_error
+    ratio, slack = theirs / ours, 3 * client.ends_error if counts_ends else 0.0
     numbers = f"the server counts {theirs:.0f} tokens/s, the clients got {ours:.0f}"
     if ratio > 1 + FOREIGN + slack and present <= in_flight * (1 + AGREE) + 0.5:
         yield Caveat(CaveatCode.OTHER_TRAFFIC, f"{numbers}: the rest is somebody else's")

@@ -18,7 +18,7 @@ import httpx
 from crossover.api.fleet import EngineType
 from crossover.api.points import CalibrationPoint
 from crossover.calibrate import probe
-from crossover.calibrate.client_side import ClientSide, client_side, completions
+from crossover.calibrate.client_side import ClientSide, client_side, even_rates
 from crossover.calibrate.contract import (
     Caveat,
     CaveatCode,
@@ -33,7 +33,7 @@ from crossover.calibrate.contract import (
     Report,
     Server,
 )
-from crossover.calibrate.counters import ServerSide, moves_smoothly, rate_blocks, server_side, was_restarted
+from crossover.calibrate.counters import ServerSide, rate_blocks, server_side, was_restarted
 from crossover.calibrate.doubts import doubts
 from crossover.calibrate.load import ClosedLoop
 from crossover.calibrate.steady import Steady, steady
@@ -48,6 +48,8 @@ WARM_UP_SHARE = 0.4
 """Of the time of a point that warm-up may take at most."""
 FEWEST_REQUESTS = 4
 FEWEST_POLLS = 2
+LUMPY = 0.05
+"""Relative error from which a server's own rate is not taken where the clients count every step."""
 SILENT_SECONDS = 8.0
 """So long may metrics that answered before stay away: a scrape may time out under load."""
 PROBE_TOKENS = 64
@@ -160,6 +162,8 @@ class _Run:
     """When its readings were taken."""
     read_at: float = 0.0
     """The newest reading."""
+    by_clients: bool = False
+    """The clients know the rate better than the server's counter tells it."""
     decoded: list[tuple[int, int] | None] = field(default_factory=list)
     """(tokens, decode steps) by the clients at each edge, where they are told."""
 
@@ -191,7 +195,7 @@ class _Run:
             if not self.described.metrics or now == self.read_at:
                 self.edges.append(now)
                 self.decoded.append(self.load.decoded() if self.decoded[-1] is not None else None)
-                found = steady(self._blocks())
+                found = self._found()
             enough = len([f for f in self.load.tally.finished if (f.ended or 0.0) >= self.window]) >= min(
                 FEWEST_REQUESTS, self.in_flight
             )
@@ -206,17 +210,31 @@ class _Run:
                     )
                 return found
 
+    def _found(self) -> Steady | None:
+        """The better known of two series: the server's, and the clients' with every answer spread evenly over its time. A
+        server's counter that moves only when requests end is the worse one."""
+        tally = self.load.tally
+        theirs = steady(self._blocks())
+        if theirs is not None and theirs.relative_error <= max(LUMPY / 2, self.precision.relative_error):
+            self.by_clients = False
+            return theirs
+        if len(self.edges) % POLLS and self.edges[-1] - self.began < 0.9 * self.precision.most_seconds:
+            return theirs  # the other series costs too much to be looked at every time
+        flying = list(tally.flying.values())
+        ours = steady(even_rates(tally.finished, flying, self.edges))
+        if ours is not None:
+            scatter = client_side(tally.finished, flying, self.window, self.edges[-1]).scatter
+            ours = replace(ours, start=0, relative_error=math.hypot(ours.relative_error, scatter))
+        self.by_clients = ours is not None and (theirs is None or 2 * ours.relative_error < theirs.relative_error)
+        return ours if self.by_clients else theirs
+
     def _blocks(self) -> list[float]:
-        """Rates of equal blocks since the window began: decode steps where the clients are told, else by the server where its
-        counter moves with every step, else by the answers that ended."""
+        """Rates of equal blocks since the window began: decode steps where the clients are told, else by the server."""
         told = [item for item in self.decoded if item is not None]
         if len(told) == len(self.edges) and told[-1][1] > told[0][1]:
             pairs = zip(pairwise(told), pairwise(self.edges), strict=True)
             return [(after[1] - before[1]) / (right - left) for (before, after), (left, right) in pairs]
-        blocks = [item for item in rate_blocks(self.sensor.readings) if item[0] >= self.window - 1e-9]
-        if moves_smoothly(blocks):
-            return [rate for _, _, rate in blocks]
-        return completions(self.load.tally.finished, self.edges)
+        return [rate for start, _, rate in rate_blocks(self.sensor.readings) if start >= self.window - 1e-9]
 
     async def _poll(self, phase: Phase, found: Steady | None) -> float:
         """When it was read."""
@@ -251,7 +269,13 @@ class _Run:
         start = self._steady_from(found)
         tally = self.load.tally
         client = client_side(tally.finished, list(tally.flying.values()), start, end)
-        client = replace(client, acceptance_length=self._acceptance(found) or client.acceptance_length)
+        told = self._told(found)
+        if told is not None:
+            tokens, steps = told
+            rate = tokens / (end - start)
+            client = replace(client, acceptance_length=tokens / steps, tokens_per_second=rate)
+            theirs = steady([rate for _, _, rate in rate_blocks(self.sensor.readings)])
+            self.by_clients = theirs is None or theirs.relative_error > LUMPY
         server = server_side(self.sensor.readings, start, end) if self.described.metrics else ServerSide()
         if client.running_requests is None or client.tokens_per_second is None:
             raise MeasureFailure(
@@ -269,18 +293,17 @@ class _Run:
             refused=tally.refused,
             busy_share=self.load.busy_share,
             late_share=late,
+            server_counts_late=self.by_clients,
         )
         return self._measured(client, server, error, end - start, caveats)
 
-    def _acceptance(self, found: Steady | None) -> float | None:
-        """Tokens per decode step over the very window of the rate, so that luck with drafts cancels in the step time."""
-        first, last = (
-            self.decoded[min(found.start, len(self.decoded) - 2) if found is not None else 0],
-            self.decoded[-1],
-        )
+    def _told(self, found: Steady | None) -> tuple[int, int] | None:
+        """(tokens, decode steps) over the very window of the rate, so that luck with drafts cancels in the step time."""
+        first = self.decoded[min(found.start, len(self.decoded) - 2) if found is not None else 0]
+        last = self.decoded[-1]
         if first is None or last is None or last[1] <= first[1]:
             return None
-        return (last[0] - first[0]) / (last[1] - first[1])
+        return last[0] - first[0], last[1] - first[1]
 
     def _steady_from(self, found: Steady | None) -> float:
         """Blocks lie between edges, so a block's number is its edge's."""
@@ -296,7 +319,7 @@ class _Run:
         assert running is not None
         if server.running_requests and any(caveat.code is CaveatCode.LIMIT_MET for caveat in caveats):
             running = server.running_requests  # waits for room are long and uneven: the gauge knows better
-        rate = server.tokens_per_second or client.tokens_per_second
+        rate = client.tokens_per_second if self.by_clients else (server.tokens_per_second or client.tokens_per_second)
         assert rate is not None
         told = server.acceptance_length if server.acceptance_by_position else None
         length = told or client.acceptance_length or server.acceptance_length
