@@ -72,6 +72,30 @@ def test_the_newest_record_of_the_json_is_read(path):
         assert scheduler.max_running_requests == last["maxNumActiveRequests"]
 
 
+@pytest.mark.parametrize(
+    ("name", "running", "waiting", "limit"),
+    [
+        ("1.3-serve-metrics-b64-spec", 63, 0, 256),
+        ("1.3-serve-metrics-b192-sched0", 192, 0, 256),
+        ("1.3-serve-metrics-queueing", 256, 38, 256),
+        ("1.2-serve-metrics-b64-nospec", 64, 0, 256),
+        ("1.0rc4-serve-metrics-trtbackend-published", 1, None, None),
+    ],
+)
+def test_every_json_fixture_reads_as_its_newest_iteration(name, running, waiting, limit):
+    """Around batch 64, at 192, and 256 of 256 with a queue, as their README says; the last record is the present."""
+    (scheduler,) = read(body(name)).schedulers
+    assert (scheduler.running_requests, scheduler.waiting_requests) == (running, waiting)
+    assert limit is None or scheduler.max_running_requests == limit
+
+
+def test_the_servers_own_limit_is_read_from_its_description():
+    info = Answer("/server_info", 200, body("1.3-serve-server_info"))
+    told = ENGINE.capability(info, None)
+    assert told is not None
+    assert told.max_running_requests == 256
+
+
 def test_static_batch_limits_of_0_are_unknown_not_a_limit():
     assert read(body("1.3-serve-b64-nospec")).schedulers[0].max_running_requests == 256
     assert "StaticLimitsAreZero" in traps(read(body("1.3-serve-metrics-b64-spec")))

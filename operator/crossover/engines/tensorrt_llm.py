@@ -28,6 +28,7 @@ from crossover.engines.tensorrt_llm_iterations import from_json, iterations, tra
 from crossover.engines.tensorrt_llm_servers import dynamo_only, nim, triton, unprefixed, value
 
 PROMETHEUS = "/prometheus/metrics"
+SERVER_INFO = "/server_info"
 
 _SERVE = (
     "scheduled_batch_size",
@@ -95,11 +96,20 @@ class TensorRTLLM:
         if answer.status != 200:
             return False
         body = answer.body
-        if iterations(body) is not None and body.strip() != b"[]":
+        if answer.path.startswith(SERVER_INFO):
+            return _described(body)
+        if "metrics" in answer.path and iterations(body) is not None:
             return True
         if b"vllm:" in body or b"sglang:" in body:
             return False
-        marks = (b"trtllm_", b"nv_trt_llm", b"num_request_max", b'dynamo_component="tensorrt_llm"', b"nv_inference_")
+        marks = (
+            b"trtllm_",
+            b"nv_trt_llm",
+            b"num_request_max",
+            b"\nrequest_queue_time_seconds_count",
+            b'dynamo_component="tensorrt_llm"',
+            b"nv_inference_",
+        )
         return any(mark in body for mark in marks)
 
     def read(self, answers: Sequence[Answer], now_seconds: float, previous: PodReading | None) -> PodReading:
@@ -118,14 +128,12 @@ class TensorRTLLM:
     def capability(
         self, info: Answer | None, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
     ) -> Capability | None:
-        version = None
-        if info is not None and info.status == 200:
-            try:
-                body = json.loads(info.body)
-            except ValueError:
-                body = None
-            version = body.get("version") if isinstance(body, dict) else None
-        return settings.capability(version, container, files or {})
+        body = _object(info.body) if info is not None and info.status == 200 else {}
+        told = settings.capability(body.get("version"), container, files or {})
+        limit = body.get("max_batch_size")
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            return told
+        return replace(told or Capability(self.type, None, None), max_running_requests=limit)
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         return settings.read(container, files)
@@ -142,6 +150,19 @@ class TensorRTLLM:
         removed: Mapping[str, Any],
     ) -> ContainerEdit:
         return settings.edit(container, files, wanted, capability, removed)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _described(body: bytes) -> bool:
+    """Its /server_info, which shares the path with SGLang's."""
+    return {"max_batch_size", "disaggregated_params"} <= set(_object(body))
 
 
 # -- Prometheus forms --------------------------------------------------------------------------------------------------
