@@ -75,7 +75,8 @@ async def test_our_own_adapter_reads_it_and_agrees_with_the_truth():
         ClosedLoop(lambda: [client.base], output_tokens=2000) as load,
     ):
         load.set_concurrency(12)
-        await until(lambda: client.server.views[0].gauges.get("spec_num_draft_tokens") == 12.0)
+        view = client.server.views[0]
+        await until(lambda: view.gauges.get("spec_num_draft_tokens") == 12.0 and view.loads["running"] == 12)
         answers = await client.answers("/v1/loads", "/metrics")
     (scheduler,) = ENGINE.read(answers, 0.0, None).schedulers
     assert scheduler.running_requests == pytest.approx(12, abs=1)
@@ -168,6 +169,53 @@ async def test_several_ranks_are_several_schedulers():
     published = [load["num_running_reqs"] for load in json.loads(shown[0].body)["loads"]]
     assert [scheduler.running_requests for scheduler in reading.schedulers] == published
     assert len(published) == 2
+
+
+async def test_pipeline_stages_report_their_own_micro_batch():
+    async with server("--pp-size=2") as client, ClosedLoop(lambda: [client.base], output_tokens=5000) as load:
+        load.set_concurrency(7)
+        await until(lambda: client.server.views[0].gauges.get("num_running_reqs") == 7)
+        answers = await client.answers("/v1/loads", "/metrics")
+    alone, both = ENGINE.read(answers[1:], 0.0, None), ENGINE.read(answers, 0.0, None)
+    assert "PipelineRanks" in {trap.code for trap in alone.traps}
+    assert alone.schedulers[0].running_requests is None
+    assert both.schedulers[0].running_requests == pytest.approx(7, abs=1)
+
+
+async def test_tensor_parallel_ranks_may_all_report():
+    flags = ("--tp-size=4", "--enable-metrics-for-all-schedulers")
+    async with server(*flags) as client, ClosedLoop(lambda: [client.base], output_tokens=5000) as load:
+        load.set_concurrency(5)
+        await until(lambda: client.server.views[0].gauges.get("num_running_reqs") == 5)
+        reading = ENGINE.read(await client.answers("/metrics"), 0.0, None)
+    assert "TensorParallelDuplicates" in {trap.code for trap in reading.traps}
+    assert reading.schedulers[0].running_requests == pytest.approx(5, abs=1)
+
+
+async def test_priorities_repeat_the_total():
+    flag = "--enable-priority-scheduling"
+    async with server(flag) as client, ClosedLoop(lambda: [client.base], output_tokens=5000) as load:
+        load.set_concurrency(5)
+        await until(lambda: client.server.views[0].gauges.get("num_running_reqs") == 5)
+        reading = ENGINE.read(await client.answers("/metrics"), 0.0, None)
+    assert "PriorityDuplicates" in {trap.code for trap in reading.traps}
+    assert reading.schedulers[0].running_requests == pytest.approx(5, abs=1)
+
+
+@pytest.mark.parametrize(("version", "role"), [("0.5.23", "decode"), ("0.5.6", "unified")])
+async def test_a_role_in_disaggregated_serving_is_a_label_since_0_5_8(version, role):
+    async with server("--disaggregation-mode=decode", server_version=version) as client:
+        _, text = await client.get("/metrics")
+    assert f'engine_type="{role}"' in text
+
+
+async def test_a_forced_shutdown_waits_for_nobody():
+    async with server(environ={"SGL_FORCE_SHUTDOWN": "1"}) as client:
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 100_000}}
+        post = asyncio.create_task(client.post("/generate", body))
+        await until(lambda: client.server.cores[0].running)
+        await client.server.drain()
+        assert json.loads((await post)[1])["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 async def test_metrics_need_their_flag():

@@ -36,6 +36,7 @@ class SGLangServer(EmulatedServer):
         super().__init__(options)
         self.launch = parse(command, options.version, options.root)
         self._version = options.version
+        self._forced_shutdown = (environ or {}).get("SGL_FORCE_SHUTDOWN") == "1"
         self._tokenizer = Tokenizer()
         self.views: list[RankView] = []
         truth, args = options.truth(), self.launch.args
@@ -66,6 +67,8 @@ class SGLangServer(EmulatedServer):
 
     async def drain(self) -> None:
         """New requests are still accepted; no deadline of its own."""
+        if self._forced_shutdown:
+            self.abort_all()
         while not self.idle:
             await asyncio.sleep(self.options.drain_poll_seconds)
 

@@ -113,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-total-tokens", type=int)
     parser.add_argument("--tp-size", "--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--dp-size", "--data-parallel-size", type=int, default=1)
+    parser.add_argument("--pp-size", "--pipeline-parallel-size", type=int, default=1)
+    parser.add_argument("--disaggregation-mode", choices=("null", "prefill", "decode"), default="null")
     parser.add_argument("--enable-dp-attention", action="store_true")
     parser.add_argument("--decode-log-interval", type=int, default=40)
     parser.add_argument("--context-length", type=int, default=8192)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 from crossover.emulate.core import EngineCore
@@ -221,11 +222,17 @@ class Wire:
         args = self.launch.args
         return str(args.served_model_name or args.model_path)
 
-    def _labels(self, rank: int, tp: int = 0, priority: str | None = "") -> dict[str, str]:
+    @property
+    def _engine_type(self) -> str:
+        """The role in disaggregated serving; always unified before 0.5.8."""
+        mode = str(self.launch.args.disaggregation_mode)
+        return mode if mode != "null" and self.launch.version >= (0, 5, 8) else "unified"
+
+    def _labels(self, rank: int, tp: int = 0, priority: str | None = "", pp: int = 0) -> dict[str, str]:
         version, args = self.launch.version, self.launch.args
-        labels = {"engine_type": "unified", "model_name": self._model, **args.extra_metric_labels}
+        labels = {"engine_type": self._engine_type, "model_name": self._model, **args.extra_metric_labels}
         if version >= (0, 5, 3):
-            labels |= {"tp_rank": str(tp), "pp_rank": "0"}
+            labels |= {"tp_rank": str(tp), "pp_rank": str(pp)}
         if version >= (0, 5, 8):
             labels["moe_ep_rank"] = "0"
         if args.dp_size > 1:
@@ -258,8 +265,10 @@ class Wire:
             if name not in view.gauges:
                 continue
             value = float(view.gauges[name])
-            for tp in range(tp_ranks):
-                page.gauge("sglang:" + name, self._labels(rank, tp), value)
+            for tp, pp in product(range(tp_ranks), range(args.pp_size)):
+                # Each stage of a pipeline reports its own micro-batch.
+                part = (value + pp) // args.pp_size if name == "num_running_reqs" else value
+                page.gauge("sglang:" + name, self._labels(rank, tp, pp=pp), part)
             if args.enable_priority_scheduling and name in ("num_running_reqs", "num_queue_reqs"):
                 half = float(int(value / 2))
                 page.gauge("sglang:" + name, self._labels(rank, 0, "0"), half)
@@ -278,7 +287,7 @@ class Wire:
 
     def _tokenizer(self, page: Page) -> None:
         """At the end of requests."""
-        base = {"engine_type": "unified", "model_name": self._model, **self.launch.args.extra_metric_labels}
+        base = {"engine_type": self._engine_type, "model_name": self._model, **self.launch.args.extra_metric_labels}
         version = self.launch.version
         for streaming, stats in self.tokenizer.by_streaming.items():
             labels = {"is_streaming": str(streaming).lower(), **base}
@@ -316,7 +325,7 @@ class Wire:
                     "gen_throughput": view.gauges.get("gen_throughput", 0.0) if metrics_on else 0.0,
                     "utilization": 0.0,
                     "speculative": {"accept_length": accept, "accept_rate": 0.0} if core.drafts.speculates else None,
-                    "disaggregation": {"mode": "null"},
+                    "disaggregation": {"mode": self.launch.args.disaggregation_mode},
                     "queues": {"waiting": view.loads["waiting"], "grammar": 0, "paused": 0, "retracted": 0},
                 }
             )
@@ -359,7 +368,7 @@ class Wire:
         return {
             "effective_max_running_requests_per_dp": most,
             "decode_cuda_graph_bs": launch.graph_sizes,
-            "disaggregation_mode": "null",
+            "disaggregation_mode": launch.args.disaggregation_mode,
             "speculative_algorithm": launch.algorithm,
             "speculative_num_steps": draft if launch.algorithm else None,
             "speculative_num_draft_tokens": core.drafts.verified(draft) if launch.algorithm else None,
