@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.controller.test_calibration import calibration
+from tests.controller.manifests import calibration
 
 from crossover.api.invalid import explain
 from crossover.api.points import CalibrationPoint

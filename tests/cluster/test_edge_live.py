@@ -409,6 +409,9 @@ async def test_the_rights_listed_are_the_rights_used(plane: ControlPlane, namesp
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     await writer.create(maps, {"metadata": {"name": "made"}})
     await writer.delete(f"{maps}/made")
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    await writer.create(pods, {"metadata": {"name": "made"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
+    await writer.delete(f"{pods}/made")
     await Rivals(client, kinds, clock).on(namespace, ref())
     recorder = Recorder(client, clock, instance="pod-1")
     for _ in range(2):

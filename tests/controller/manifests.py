@@ -72,3 +72,19 @@ def autoscaler(namespace, name, *, target=None, spec=None, speculation=True, **r
         "metadata": {"name": name, "namespace": namespace},
         "spec": wanted,
     }
+
+
+def calibration(namespace, name="cal", **spec):
+    wanted = {
+        "targetRef": {"name": "llama"},
+        "engine": {"type": "SGLang"},
+        "workload": {"inputTokens": 32, "outputTokens": 24},
+        "runningRequests": [2, 16],
+        **spec,
+    }
+    return {
+        "apiVersion": "crossover.dev/v1alpha1",
+        "kind": "Calibration",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {key: value for key, value in wanted.items() if value is not None},
+    }

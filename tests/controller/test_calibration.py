@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from tests.controller.manifests import EAGLE, autoscaler, deployment
+from tests.controller.manifests import EAGLE, autoscaler, calibration, deployment
 
 pytestmark = pytest.mark.xdist_group("controller")
 
@@ -19,22 +19,6 @@ def emulated(namespace, *, flags=FLAGS, replicas=0, **template):
     container["args"] += ["--host=0.0.0.0", "--max-running-requests=64"]
     container["env"] = [{"name": "EMULATE_FLAGS", "value": flags}]
     return made
-
-
-def calibration(namespace, name="cal", **spec):
-    wanted = {
-        "targetRef": {"name": "llama"},
-        "engine": {"type": "SGLang"},
-        "workload": {"inputTokens": 32, "outputTokens": 24},
-        "runningRequests": [2, 16],
-        **spec,
-    }
-    return {
-        "apiVersion": "crossover.dev/v1alpha1",
-        "kind": "Calibration",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {key: value for key, value in wanted.items() if value is not None},
-    }
 
 
 class Bench:
