@@ -58,6 +58,9 @@ class PointSpec(Resource):
     relative_error_percent: Annotated[float, Field(ge=0, le=100)] | None = Field(
         None, description="One standard error, percent."
     )
+    acceptance_error_percent: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None, description="One standard error of acceptanceLength, percent; as relativeErrorPercent when left out."
+    )
     asked_running_requests: Running | None = Field(None, description="Requests kept in flight while it was measured.")
     cel_rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -98,6 +101,7 @@ class PointSpec(Resource):
             relative_error=None if self.relative_error_percent is None else self.relative_error_percent / 100,
             verified_tokens=self.verified_tokens,
             asked_running_requests=self.asked_running_requests,
+            acceptance_error=None if self.acceptance_error_percent is None else self.acceptance_error_percent / 100,
         )
 
     @classmethod
@@ -114,6 +118,7 @@ class PointSpec(Resource):
             context_tokens=_digits(point.context_tokens),
             verified_tokens=point.verified_tokens,
             relative_error_percent=None if point.relative_error is None else _digits(point.relative_error * 100),
+            acceptance_error_percent=None if point.acceptance_error is None else _digits(point.acceptance_error * 100),
             asked_running_requests=point.asked_running_requests,
         )
 
