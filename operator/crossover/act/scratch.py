@@ -19,6 +19,8 @@ from crossover.engines.contract import ContainerEdit
 OURS = "crossover.dev/"
 CALIBRATION_LABEL = f"{OURS}calibration"
 VARIANT_LABEL = f"{OURS}variant"
+MAP_ANNOTATION = f"{OURS}scratch-config-map"
+"""On the pod: the ConfigMap that was made for it and goes with it."""
 GRACE_SECONDS = 5
 MOST_NAME = 40
 
@@ -45,6 +47,8 @@ def scratch_pod(
         _mount(spec, made, change, new_map.name)
     metadata = workload.template.get("metadata") or {}
     kept = {key: value for key, value in (metadata.get("annotations") or {}).items() if not key.startswith(OURS)}
+    if new_map is not None:
+        kept[MAP_ANNOTATION] = new_map.name
     body = {
         "apiVersion": "v1",
         "kind": "Pod",

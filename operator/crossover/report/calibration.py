@@ -23,6 +23,8 @@ class Why(StrEnum):
     SUSPENDED = "Suspended"
     INVALID_SPEC = "InvalidSpec"
     TARGET_NOT_FOUND = "TargetNotFound"
+    TARGET_UNREADABLE = "TargetUnreadable"
+    UNKNOWN_SERVER = "CapabilityUnknown"
     CLUSTER = "ClusterUnreachable"
     FORBIDDEN = "Forbidden"
     SECRET = "SecretUnreadable"

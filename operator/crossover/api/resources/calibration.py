@@ -186,11 +186,12 @@ class EnvironmentStatus(Resource):
     """Where the points were measured. When one of these differs in the fleet, the calibration is stale there."""
 
     arguments: Short | None = Field(None, description="Digest of the container's arguments without speculation's.")
-    draft: Short | None = Field(None, description="Digest of the speculation arguments that are not swept.")
     engine: Short | None = None
     engine_version: Short | None = None
     gpu: Line | None = Field(None, description="Accelerators of one replica.")
     image: Line | None = None
+    template: Short | None = Field(None, description="Digest of the pod template that was measured.")
+    workload: Short | None = Field(None, description="Digest of targetRef, engine, model and workload of the spec.")
 
 
 class CalibrationStatus(Resource):

@@ -9,6 +9,7 @@ from typing import Any
 
 from crossover.act.mark import mark_of
 from crossover.api.fleet import Capability, EngineType
+from crossover.api.resources import CalibrationSpec
 from crossover.api.workload import Workload
 from crossover.calibrate.environment import Environment
 from crossover.engines import ENGINES
@@ -73,6 +74,18 @@ def _accelerator(workload: Workload, container: Mapping[str, Any]) -> str | None
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def template_digest(workload: Workload) -> str:
+    """Of the whole pod template: with another one, what failed may work."""
+    return _digest((workload.template or {}).get("spec"))
+
+
+def asked_digest(spec: CalibrationSpec) -> str:
+    """Of what points depend on in the spec."""
+    parts = (spec.target_ref, spec.engine, spec.workload)
+    told = [part.model_dump(mode="json") if part is not None else None for part in parts]
+    return _digest([*told, spec.model])
 
 
 def to_status(environment: Environment) -> dict[str, Any]:

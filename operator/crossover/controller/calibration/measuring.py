@@ -27,6 +27,7 @@ from crossover.controller.calibration.environment import environment_of
 from crossover.controller.calibration.pods import ScratchPod
 from crossover.controller.calibration.run import Run
 from crossover.controller.calibration.subject import Subject
+from crossover.decide.variant import Variant
 from crossover.report.calibration import Why
 
 ENDS_ALL = frozenset(
@@ -49,6 +50,9 @@ class Failed:
     reason: str
     message: str
     ends_all: bool = False
+    """The same on every pod."""
+    lasting: bool = False
+    """Not worth another pod until the spec or the pod template changes."""
     pod_is_gone: bool = False
 
 
@@ -75,6 +79,30 @@ class Measuring:
         except _Unreadable as error:
             return Failed(error.reason, str(error), ends_all=True)
 
+    async def preflight(self, namespace: str, spec: CalibrationSpec) -> Failed | None:
+        """What the spec refers to can be read: asked before a pod, and its accelerators, are asked for."""
+        try:
+            await self._workload(namespace, spec)
+            await self._token(namespace, spec.api_key_secret_ref)
+        except WorkloadError as error:
+            return Failed(Why.TRACE, f"spec.workload: {error}", ends_all=True)
+        except _Unreadable as error:
+            return Failed(error.reason, str(error), ends_all=True)
+        return None
+
+    async def describe(
+        self, namespace: str, run: Run, spec: CalibrationSpec, subject: Subject, variant: Variant, pod: ScratchPod
+    ) -> Failed | None:
+        """Ask a pod what it is, without load; `run.described` then knows it."""
+        ask = Ask(variant, 1)
+        try:
+            await self._described(namespace, run, spec, subject, ask, pod)
+        except MeasureFailure as failure:
+            return self._failed(run, ask, pod, failure)
+        except _Unreadable as error:
+            return Failed(error.reason, str(error), ends_all=True)
+        return None
+
     async def _described(
         self, namespace: str, run: Run, spec: CalibrationSpec, subject: Subject, ask: Ask, pod: ScratchPod
     ) -> Described:
@@ -99,7 +127,7 @@ class Measuring:
 
     def _failed(self, run: Run, ask: Ask, pod: ScratchPod, failure: MeasureFailure) -> Failed:
         if failure.reason in ENDS_ALL:
-            return Failed(failure.reason, failure.message, ends_all=True)
+            return Failed(failure.reason, failure.message, ends_all=True, lasting=True)
         run.tries[ask] = run.tries.get(ask, 0) + 1
         is_gone = failure.reason is FailureReason.SERVER_DIED
         if run.tries[ask] >= MOST_TRIES:

@@ -9,8 +9,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from crossover.act.scratch import CALIBRATION_LABEL, VARIANT_LABEL, scratch_pod
-from crossover.api.faults import AlreadyExists, NotFound
+from crossover.act.scratch import CALIBRATION_LABEL, MAP_ANNOTATION, VARIANT_LABEL, scratch_pod
+from crossover.api.faults import AlreadyExists, ClusterError, NotFound
+from crossover.api.fleet import Capability
 from crossover.cluster.client import Client
 from crossover.cluster.writer import Writer
 from crossover.controller.calibration.subject import Subject
@@ -33,6 +34,8 @@ class ScratchPod:
     state: PodState
     address: str | None
     created_at_seconds: float
+    maps: tuple[str, ...] = ()
+    """ConfigMaps made for it."""
 
 
 class ScratchPods:
@@ -45,20 +48,31 @@ class ScratchPods:
         listed = await self._client.get(_path(namespace), params={"labelSelector": f"{CALIBRATION_LABEL}={uid}"})
         return tuple(_seen(body) for body in listed.get("items") or [])
 
-    async def create(self, subject: Subject, variant: Variant, owner: Mapping[str, Any]) -> None:
-        """Raises `Refusal` for what the template does not allow."""
-        change = subject.edit(variant)
+    async def create(
+        self, subject: Subject, variant: Variant, owner: Mapping[str, Any], told: Capability | None
+    ) -> None:
+        """Raises `Refusal` for what the template does not allow. ``told``: what a server like it said of itself."""
+        change = subject.edit(variant, told)
         body, new_map = scratch_pod(subject.workload, subject.container, change, owner=owner, variant=variant.name)
         if new_map is not None:
             with contextlib.suppress(AlreadyExists):
                 await self._writer.create(new_map.path, new_map.body)
-        await self._writer.create(_path(subject.workload.namespace), body)
+        try:
+            await self._writer.create(_path(subject.workload.namespace), body)
+        except ClusterError:
+            if new_map is not None:
+                with contextlib.suppress(ClusterError):
+                    await self._writer.delete(f"{new_map.path}/{new_map.name}")
+            raise
 
     async def remove(self, namespace: str, pods: tuple[ScratchPod, ...]) -> None:
         for pod in pods:
             if pod.state is not PodState.GOING:
                 with contextlib.suppress(NotFound):
                     await self._writer.delete(f"{_path(namespace)}/{pod.name}")
+                for name in pod.maps:
+                    with contextlib.suppress(NotFound):
+                        await self._writer.delete(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
 
 
 def _path(namespace: str) -> str:
@@ -69,7 +83,9 @@ def _seen(body: Mapping[str, Any]) -> ScratchPod:
     meta, status = body["metadata"], body.get("status") or {}
     created = datetime.fromisoformat(meta["creationTimestamp"]).timestamp()
     variant = (meta.get("labels") or {}).get(VARIANT_LABEL, "")
-    return ScratchPod(meta["name"], meta["uid"], variant, _state(meta, status), status.get("podIP"), created)
+    made = (meta.get("annotations") or {}).get(MAP_ANNOTATION)
+    maps = (made,) if made else ()
+    return ScratchPod(meta["name"], meta["uid"], variant, _state(meta, status), status.get("podIP"), created, maps)
 
 
 def _state(meta: Mapping[str, Any], status: Mapping[str, Any]) -> PodState:

@@ -17,21 +17,22 @@ from crossover.api.faults import ClusterError, Forbidden, NotFound
 from crossover.api.invalid import explain
 from crossover.api.resources import CalibrationSpec
 from crossover.calibrate.contract import Ask, Done, DoneReason, SweepPlan
+from crossover.calibrate.environment import Environment
 from crossover.calibrate.sweep import next_ask
 from crossover.cluster.kinds import KindError
 from crossover.cluster.workload import Workloads
-from crossover.controller.calibration.environment import changed, environment_of
+from crossover.controller.calibration.environment import asked_digest, changed, environment_of, template_digest
 from crossover.controller.calibration.measuring import Failed, Measuring
 from crossover.controller.calibration.pods import PodState, ScratchPod, ScratchPods
 from crossover.controller.calibration.reporter import CalibrationReporter
-from crossover.controller.calibration.run import Run, restore, variant_of
+from crossover.controller.calibration.run import Lost, Run, restore, variant_of
 from crossover.controller.calibration.store import Calibrations, Kept, Key
 from crossover.controller.calibration.subject import Subject, find_subject
 from crossover.controller.ticker import Clock
-from crossover.decide.variant import Variant
+from crossover.decide.variant import GATED, Variant
 from crossover.engines.contract import Refusal
 from crossover.report.calibration import STILL_TRUE, Staleness, Told, Why
-from crossover.report.conditions import TRUE
+from crossover.report.conditions import TRUE, UNKNOWN
 
 AGAIN_SECONDS = 2.0
 WAIT_SECONDS = 30.0
@@ -74,16 +75,15 @@ class CalibrationReconciler:
         kept.changed.clear()
         try:
             return await self._tick(key, kept)
-        except Refusal as refusal:
-            return await self._fail(key, kept, refusal.code, str(refusal))
-        except NotFound as fault:
-            message = f"{fault}; create it or correct spec.targetRef"
-            return await self._wait(key, kept, Told.waiting(Why.TARGET_NOT_FOUND, message))
-        except Forbidden as fault:
-            reason = Why.QUOTA if "quota" in fault.detail else Why.FORBIDDEN
-            return await self._wait(key, kept, Told.waiting(reason, f"{fault}; tried again every {WAIT_SECONDS:.0f} s"))
-        except (ClusterError, KindError) as fault:
-            return await self._wait(key, kept, Told.waiting(Why.CLUSTER, str(fault)))
+        except (Refusal, ClusterError, KindError) as fault:
+            if isinstance(kept.run, Run) and kept.run.finished_at_seconds is not None:
+                # What was measured stays true of what it was measured on, whatever became of the target.
+                unknown = Staleness(UNKNOWN, Why.TARGET_UNREADABLE, str(fault))
+                await self._parts.reporter.staleness(key, kept, unknown)
+                return WAIT_SECONDS
+            if isinstance(fault, Refusal):
+                return await self._fail(key, kept, fault.code, str(fault))
+            return await self._wait(key, kept, _waiting(fault))
 
     async def _tick(self, key: Key, kept: Kept) -> float:
         try:
@@ -100,15 +100,25 @@ class CalibrationReconciler:
             message = f"suspended with {len(run.points)} points; set spec.suspend to false to go on"
             return await self._wait(key, kept, Told.stopped(Why.SUSPENDED, message))
         subject = await find_subject(self._parts.workloads, key[0], spec)
+        if run.finished_at_seconds is not None and run.failure is None:
+            return await self._watch(key, kept, run, subject)
         now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
-        if run.finished_at_seconds is not None:
-            return await self._watch(key, kept, run, spec, subject)
-        if run.environment is not None and run.points and (what := changed(run.environment, now)):
-            self._log.info("starting over", namespace=key[0], name=key[1], changed=what)
-            kept.run = run = Run(kept.generation, self._parts.clock.now())
+        if self._is_another(key, run, subject, now):
+            kept.run = run = Run(kept.generation, self._parts.clock.now(), asked_digest(spec))
             await self._clear(key[0], self._uids[key])
-        run.environment = run.environment or now
+        if run.failure is not None:
+            return IDLE_SECONDS
+        run.environment, run.template = run.environment or now, run.template or template_digest(subject.workload)
         return await self._step(key, kept, run, spec, subject)
+
+    def _is_another(self, key: Key, run: Run, subject: Subject, now: Environment) -> bool:
+        """The target is not what this run began with: its points are of another machine, its failure may be mended."""
+        if run.failure is not None:
+            return run.template not in (None, template_digest(subject.workload))
+        what = changed(run.environment, now) if run.environment is not None and run.points else ""
+        if what:
+            self._log.info("starting over", namespace=key[0], name=key[1], changed=what)
+        return bool(what)
 
     def _run(self, kept: Kept, spec: CalibrationSpec) -> Run:
         if not isinstance(kept.run, Run) or kept.run.generation != kept.generation:
@@ -125,10 +135,20 @@ class CalibrationReconciler:
         step = self._next(run, plan, ready, spec)
         if isinstance(step, Done):
             return await self._finish(key, kept, run, spec, step)
-        pod = await self._pod_for(key, kept, step, pods, spec, subject, run)
+        source = _asked_first(step.variant, plan, subject, run)
+        pod = await self._pod_for(key, kept, source, pods, spec, subject, run)
+        if isinstance(pod, Failed):
+            return await self._fail(key, kept, pod.reason, pod.message)
         if isinstance(pod, Told):
             await self._parts.reporter.progress(key, kept, spec, run, pod, plan)
             return AGAIN_SECONDS if pod.reason != Why.UNSCHEDULABLE else 2 * AGAIN_SECONDS
+        if source != step.variant:
+            failed = await self._parts.measuring.describe(key[0], run, spec, subject, source, pod)
+            if failed is None and run.capability is None:
+                run.lost[step.variant] = Lost(
+                    Why.UNKNOWN_SERVER, "the server does not tell whether it takes a schedule"
+                )
+            return await self._after(key, kept, run, source, pod, failed)
         text = f"{step.variant.shown} at {step.running_requests} running requests"
         await self._parts.reporter.progress(key, kept, spec, run, Told.running_now(Why.MEASURING, text), plan, step)
         return await self._measure(key, kept, run, spec, subject, step, pod)
@@ -137,43 +157,57 @@ class CalibrationReconciler:
         if self._parts.clock.now() - run.started_at_seconds > spec.timeout_minutes * 60:
             return Done(DoneReason.TIME_SPENT, f"the {spec.timeout_minutes} minutes of spec.timeoutMinutes are over")
         if not plan.variants:
-            return Done(DoneReason.NOTHING_LEFT, "; ".join(run.lost.values()))
+            return Done(DoneReason.NOTHING_LEFT, run.losses)
         return next_ask(run.points, plan, available=ready or None, skip=set(run.skipped))
 
     async def _pod_for(
         self,
         key: Key,
         kept: Kept,
-        step: Ask,
+        variant: Variant,
         pods: tuple[ScratchPod, ...],
         spec: CalibrationSpec,
         subject: Subject,
         run: Run,
-    ) -> ScratchPod | Told:
+    ) -> ScratchPod | Told | Failed:
         """The pod to measure on, or what is waited for."""
-        name = step.variant.name
+        name = variant.name
         mine = next((pod for pod in pods if pod.variant == name and pod.state is not PodState.GOING), None)
         if mine is None:
             others = [pod for pod in pods if pod.variant != name]
             if len(others) >= spec.pods:
                 await self._parts.pods.remove(key[0], tuple(others[: len(others) - spec.pods + 1]))
-                return Told.running_now(Why.WAITING_FOR_POD, f"a scratch pod makes room for {step.variant.shown}")
-            await self._parts.pods.create(subject, step.variant, kept.meta)
-            return Told.running_now(Why.WAITING_FOR_POD, f"a scratch pod as {step.variant.shown} was created")
+                return Told.running_now(Why.WAITING_FOR_POD, f"a scratch pod makes room for {variant.shown}")
+            return await self._create(key, kept, variant, spec, subject, run)
         if mine.state is PodState.READY:
             return mine
         waited = self._parts.clock.now() - mine.created_at_seconds
         if waited > spec.startup_deadline_seconds:
-            run.lost[step.variant] = (
+            message = (
                 f"scratch pod {mine.name} was not ready within the {spec.startup_deadline_seconds} s of "
                 "spec.startupDeadlineSeconds: look at its events and log, or allow more"
             )
+            run.lost[variant] = Lost(Why.NEVER_READY, message)
             await self._parts.pods.remove(key[0], (mine,))
-            return Told.running_now(Why.NEVER_READY, run.lost[step.variant])
+            return Told.running_now(Why.NEVER_READY, message)
         if mine.state is PodState.UNSCHEDULABLE:
             message = f"scratch pod {mine.name} is not scheduled: no node has room for it; waiting"
             return Told.running_now(Why.UNSCHEDULABLE, message)
-        return Told.running_now(Why.WAITING_FOR_POD, f"scratch pod {mine.name} as {step.variant.shown} is starting")
+        return Told.running_now(Why.WAITING_FOR_POD, f"scratch pod {mine.name} as {variant.shown} is starting")
+
+    async def _create(
+        self, key: Key, kept: Kept, variant: Variant, spec: CalibrationSpec, subject: Subject, run: Run
+    ) -> Told | Failed:
+        """A variant that this template or engine does not allow is left out; the others are still worth measuring."""
+        unreadable = await self._parts.measuring.preflight(key[0], spec)
+        if unreadable is not None:
+            return unreadable
+        try:
+            await self._parts.pods.create(subject, variant, kept.meta, run.capability)
+        except Refusal as refusal:
+            run.lost[variant] = Lost(refusal.code, str(refusal))
+            return Told.running_now(refusal.code, f"{variant.shown} is left out: {refusal}")
+        return Told.running_now(Why.WAITING_FOR_POD, f"a scratch pod as {variant.shown} was created")
 
     async def _measure(
         self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject, step: Ask, pod: ScratchPod
@@ -192,11 +226,19 @@ class CalibrationReconciler:
         if not isinstance(measured, Failed):
             run.note(measured, step)
             return 0.0
-        if measured.ends_all:
-            return await self._fail(key, kept, measured.reason, measured.message)
-        if measured.pod_is_gone:
+        return await self._after(key, kept, run, step.variant, pod, measured)
+
+    async def _after(
+        self, key: Key, kept: Kept, run: Run, variant: Variant, pod: ScratchPod, failed: Failed | None
+    ) -> float:
+        """What follows from a failure; None = there was none."""
+        if failed is None:
+            return 0.0
+        if failed.ends_all:
+            return await self._fail(key, kept, failed.reason, failed.message, lasting=failed.lasting)
+        if failed.pod_is_gone:
             await self._parts.pods.remove(key[0], (pod,))
-            self._count_crash(run, step.variant, pod.name)
+            self._count_crash(run, variant, pod.name)
         return AGAIN_SECONDS
 
     async def _crashed(self, key: Key, run: Run, pods: tuple[ScratchPod, ...]) -> None:
@@ -209,9 +251,10 @@ class CalibrationReconciler:
     def _count_crash(self, run: Run, variant: Variant, name: str) -> None:
         run.crashes[variant] = run.crashes.get(variant, 0) + 1
         if run.crashes[variant] >= MOST_CRASHES:
-            run.lost[variant] = (
+            message = (
                 f"scratch pods as {variant.shown} ended by themselves {MOST_CRASHES} times, last {name}: see its log"
             )
+            run.lost[variant] = Lost(Why.CRASHED, message)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -219,12 +262,13 @@ class CalibrationReconciler:
         await self._clear(key[0], self._uids[key])
         run.finished_at_seconds = self._parts.clock.now()
         if run.lost and not run.points:
-            reason = Why.CRASHED if run.crashes else Why.NEVER_READY
-            return await self._fail(key, kept, reason, "; ".join(run.lost.values()))
-        await self._parts.reporter.finished(key, kept, spec, run, Why.COMPLETE, done.message)
+            lost = next(iter(run.lost.values()))
+            return await self._fail(key, kept, lost.reason, run.losses, lasting=True)
+        told = await self._parts.reporter.finished(key, kept, spec, run, Why.COMPLETE, done.message)
+        run.failure = Lost(told.reason, told.message) if told.failed == TRUE else None
         return IDLE_SECONDS
 
-    async def _watch(self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject) -> float:
+    async def _watch(self, key: Key, kept: Kept, run: Run, subject: Subject) -> float:
         """Measured: is it still true?"""
         measured = run.environment
         now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
@@ -234,10 +278,14 @@ class CalibrationReconciler:
         await self._parts.reporter.staleness(key, kept, stale)
         return IDLE_SECONDS / 2
 
-    async def _fail(self, key: Key, kept: Kept, reason: str, message: str) -> float:
-        """The user has to change something: the pods go, the points stay."""
+    async def _fail(self, key: Key, kept: Kept, reason: str, message: str, *, lasting: bool = False) -> float:
+        """The user has to change something: the pods go, the points stay. ``lasting``: what would have to be tried again
+        costs accelerators, so it is not, until the spec or the pod template is another."""
         await self._clear(key[0], self._uids[key])
         run = kept.run if isinstance(kept.run, Run) else None
+        if lasting and run is not None:
+            run.finished_at_seconds = run.finished_at_seconds or self._parts.clock.now()
+            run.failure = Lost(reason, message)
         await self._parts.reporter.told(key, kept, Told.failure(reason, message), run)
         return IDLE_SECONDS
 
@@ -248,6 +296,22 @@ class CalibrationReconciler:
 
     async def _clear(self, namespace: str, uid: str) -> None:
         await self._parts.pods.remove(namespace, await self._parts.pods.of(namespace, uid))
+
+
+def _waiting(fault: ClusterError | KindError) -> Told:
+    if isinstance(fault, NotFound):
+        return Told.waiting(Why.TARGET_NOT_FOUND, f"{fault}; create it or correct spec.targetRef")
+    if isinstance(fault, Forbidden):
+        reason = Why.QUOTA if "quota" in fault.detail else Why.FORBIDDEN
+        return Told.waiting(reason, f"{fault}; tried again every {WAIT_SECONDS:.0f} s")
+    return Told.waiting(Why.CLUSTER, str(fault))
+
+
+def _asked_first(variant: Variant, plan: SweepPlan, subject: Subject, run: Run) -> Variant:
+    """Which pod is needed now. Only a running server tells whether it takes a schedule, which "gated" needs."""
+    if variant != GATED or run.capability is not None or subject.capability.schedule_dialect is not None:
+        return variant
+    return next((item for item in plan.variants if item.draft_tokens), variant)
 
 
 def _plan(spec: CalibrationSpec, subject: Subject, run: Run) -> SweepPlan:

@@ -16,7 +16,6 @@ from crossover.calibrate.result import CalibrationResult, summarise
 from crossover.calibrate.sweep import estimate_points
 from crossover.cluster.client import APPLY_PATCH, Client
 from crossover.cluster.events import Recorder, Regarding
-from crossover.controller.calibration.environment import to_status
 from crossover.controller.calibration.run import Run
 from crossover.controller.calibration.store import Kept, Key, points_of
 from crossover.controller.ticker import Clock
@@ -51,7 +50,7 @@ class CalibrationReporter:
     ) -> None:
         """Under way. ``progress`` names what is measured now, so that `kubectl get cal -w` moves."""
         wanted = max(estimate_points(plan), len(run.points))
-        text = f"{len(run.points)}/~{wanted} points"
+        text = f"{len(run.points)}/~{wanted} points{_minutes_left(run, wanted, self._clock.now())}"
         if ask is not None:
             text += f", {ask.variant.shown} at {ask.running_requests}"
         else:
@@ -64,31 +63,29 @@ class CalibrationReporter:
 
     async def finished(
         self, key: Key, kept: Kept, spec: CalibrationSpec, run: Run | None, reason: Why, why: str = ""
-    ) -> None:
+    ) -> Told:
         """Every point is there: what they say. ``run`` None = points given by hand."""
         points = tuple(run.points) if run is not None else points_of(spec, kept.status)
         milliseconds = spec.time_per_output_token_milliseconds
         try:
             result = summarise(
                 points,
-                capability=_capability(run),
+                capability=run.capability if run is not None else None,
                 limits=_limits(run),
                 tpot_seconds=None if milliseconds is None else milliseconds / 1000,
                 source=f"calibration {key[1]}",
             )
         except ProfileError as error:
-            lost = "; ".join(run.lost.values()) if run is not None else ""
-            message = "; ".join(part for part in (f"the points make no curve: {error}", lost) if part)
-            await self._report(key, kept, run, Told.failure(Why.UNUSABLE, message), NOT_MEASURED, {})
-            return
+            message = "; ".join(part for part in (f"the points make no curve: {error}", _losses(run)) if part)
+            told = _useless(run, message)
+            await self._report(key, kept, run, told, NOT_MEASURED, {})
+            return told
         shown = _shown(result)
-        lost = "; ".join(run.lost.values()) if run is not None else ""
-        message = "; ".join(part for part in (result.verdict, why, lost) if part)
-        told = Told.done(reason, message) if result.crossovers else Told.failure(Why.UNUSABLE, message)
+        message = "; ".join(part for part in (result.verdict, why, _losses(run)) if part)
+        told = Told.done(reason, message) if result.crossovers else _useless(run, message)
         more = {**shown, "progress": f"{len(points)} points"}
-        if run is not None and run.finished_at_seconds is not None:
-            more["finishedAt"] = timestamp(run.finished_at_seconds)
         await self._report(key, kept, run, told, STILL_TRUE if run is not None else NOT_MEASURED, more)
+        return told
 
     async def staleness(self, key: Key, kept: Kept, staleness: Staleness) -> None:
         """Only the condition Stale moves."""
@@ -106,12 +103,12 @@ class CalibrationReporter:
         body: dict[str, Any] = {"observedGeneration": kept.generation, **more}
         if run is not None:
             body["startedAt"] = timestamp(run.started_at_seconds)
+            if run.finished_at_seconds is not None:
+                body["finishedAt"] = timestamp(run.finished_at_seconds)
             body["points"] = [
                 PointSpec.of_point(point).model_dump(by_alias=True, exclude_none=True) for point in run.points
             ]
             body |= run.to_status()
-            if run.environment is not None:
-                body["environment"] = to_status(run.environment)
             if run.caveats:
                 body["caveats"] = [line[:LINE] for line in run.caveats]
         await self._write(key, kept, told, staleness, body)
@@ -174,12 +171,22 @@ def _shown(result: CalibrationResult) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value}
 
 
-def _capability(run: Run | None) -> Any:
-    """Of a speculating server, whose dialect the schedule is rendered in."""
-    told = (
-        [item.capability for item in run.described.values() if item.capability is not None] if run is not None else []
-    )
-    return next((item for item in told if item.speculative_algorithm is not None), None)
+def _minutes_left(run: Run, wanted: int, now_seconds: float) -> str:
+    """At the pace so far, start-up of the pods included; nothing before there is a pace."""
+    if not run.points or len(run.points) >= wanted:
+        return ""
+    minutes = (now_seconds - run.started_at_seconds) / len(run.points) * (wanted - len(run.points)) / 60
+    return f", about {max(1, round(minutes))} min left"
+
+
+def _losses(run: Run | None) -> str:
+    return run.losses if run is not None else ""
+
+
+def _useless(run: Run | None, message: str) -> Told:
+    """Points that give no answer. A variant that could not be had is the better reason."""
+    lost = next(iter(run.lost.values()), None) if run is not None else None
+    return Told.failure(lost.reason if lost is not None else Why.UNUSABLE, message)
 
 
 def _limits(run: Run | None) -> dict[Variant, float]:

@@ -7,15 +7,28 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from crossover.api.fleet import Capability
 from crossover.api.points import CalibrationPoint
 from crossover.api.resources import CalibrationSpec
 from crossover.calibrate.contract import Ask, Described, Measured
 from crossover.calibrate.environment import Environment
-from crossover.controller.calibration.environment import from_status
+from crossover.controller.calibration.environment import asked_digest, from_status, to_status
 from crossover.controller.calibration.store import points_of
 from crossover.decide.variant import GATED, OFF, Variant
 
 MOST_LINES = 16
+
+
+EVERY_LOAD = "all"
+"""Stands for the load in a line of `status.skipped` about a variant that cannot be had at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why a variant, or the whole calibration, gives no number."""
+
+    reason: str
+    message: str
 
 
 @dataclass(slots=True)
@@ -24,11 +37,17 @@ class Run:
 
     generation: int
     started_at_seconds: float
+    asked: str
+    """Digest of what points depend on in the spec: with another one they are points of something else."""
     finished_at_seconds: float | None = None
+    failure: Lost | None = None
+    """It ended without a result: nothing is tried again until the spec or the pod template changes."""
+    template: str | None = None
+    """Digest of the pod template that it began with."""
     points: list[CalibrationPoint] = field(default_factory=list)
     skipped: dict[Ask, str] = field(default_factory=dict)
     """Loads that could not be measured, and why."""
-    lost: dict[Variant, str] = field(default_factory=dict)
+    lost: dict[Variant, Lost] = field(default_factory=dict)
     """Variants whose pods cannot be had."""
     crashes: dict[Variant, int] = field(default_factory=dict)
     tries: dict[Ask, int] = field(default_factory=dict)
@@ -36,6 +55,16 @@ class Run:
     described: dict[str, Described] = field(default_factory=dict)
     """By pod uid."""
     environment: Environment | None = None
+
+    @property
+    def capability(self) -> Capability | None:
+        """What a speculating server of this run said of itself."""
+        told = [item.capability for item in self.described.values() if item.capability is not None]
+        return next((item for item in told if item.speculative_algorithm is not None), None)
+
+    @property
+    def losses(self) -> str:
+        return "; ".join(f"{variant.shown}: {lost.message}" for variant, lost in self.lost.items())
 
     def note(self, measured: Measured, ask: Ask) -> None:
         """Keep what can be used; never ask again for what cannot."""
@@ -49,33 +78,53 @@ class Run:
             self.caveats = [*self.caveats, line][-MOST_LINES:]
 
     def to_status(self) -> dict[str, Any]:
-        """`status.skipped`: ``"draft-3 64 NoProgress"``."""
+        """What is kept of it in status. A line of `skipped`: ``"draft-3 64 NoProgress"``, ``"gated all Refused why"``."""
         lines = [f"{ask.variant.name} {ask.running_requests} {why}"[:512] for ask, why in self.skipped.items()]
-        return {"skipped": lines[-256:]} if lines else {}
+        lines += [f"{item.name} {EVERY_LOAD} {lost.reason} {lost.message}"[:512] for item, lost in self.lost.items()]
+        where = {**(to_status(self.environment) if self.environment is not None else {}), "workload": self.asked}
+        if self.template is not None:
+            where["template"] = self.template
+        return {"environment": where, **({"skipped": lines[-256:]} if lines else {})}
 
 
 def restore(spec: CalibrationSpec, status: Mapping[str, Any], generation: int, now_seconds: float) -> Run:
     """From status, where an earlier process left off; afresh for a spec that asks for something else."""
-    started = status.get("startedAt")
-    if not started:
-        return Run(generation, now_seconds)
+    started, asked = status.get("startedAt"), asked_digest(spec)
+    where = status.get("environment") or {}
+    if not started or where.get("workload", asked) != asked:
+        return Run(generation, now_seconds, asked)
     finished = status.get("finishedAt")
     same = status.get("observedGeneration") == generation
     run = Run(
         generation,
         datetime.fromisoformat(started).timestamp() if same or not finished else now_seconds,
+        asked,
         datetime.fromisoformat(finished).timestamp() if finished and same else None,
+        _failure(status) if finished and same else None,
+        where.get("template"),
         points=list(points_of(spec.model_copy(update={"points": None}), status)),
-        environment=from_status(status["environment"]) if status.get("environment") else None,
+        environment=from_status(where) if where.get("engine") else None,
         caveats=list(status.get("caveats") or []),
     )
     for line in status.get("skipped") or []:
         name, _, rest = line.partition(" ")
         running, _, why = rest.partition(" ")
         variant = variant_of(name)
-        if variant is not None and running.isdigit() and same:
+        if variant is None or not same:
+            continue
+        if running == EVERY_LOAD:
+            reason, _, message = why.partition(" ")
+            run.lost[variant] = Lost(reason, message)
+        elif running.isdigit():
             run.skipped[Ask(variant, int(running))] = why
     return run
+
+
+def _failure(status: Mapping[str, Any]) -> Lost | None:
+    for item in status.get("conditions") or []:
+        if item.get("type") == "Failed" and item.get("status") == "True":
+            return Lost(str(item.get("reason", "")), str(item.get("message", "")))
+    return None
 
 
 def variant_of(name: str) -> Variant | None:

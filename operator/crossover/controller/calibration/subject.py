@@ -30,19 +30,25 @@ class Subject:
     variants: tuple[Variant, ...]
     port: int
 
-    def edit(self, variant: Variant) -> ContainerEdit:
+    @property
+    def capability(self) -> Capability:
+        """As far as the template tells."""
+        told = ENGINES[self.engine].capability(None, self.container, self.files)
+        return told or Capability(self.engine, None, None)
+
+    def edit(self, variant: Variant, told: Capability | None = None) -> ContainerEdit:
         """How the container is changed to run as ``variant``. Raises `Refusal`."""
         engine = ENGINES[self.engine]
-        capability = engine.capability(None, self.container, self.files) or Capability(self.engine, None, None)
-        return engine.edit(self.container, self.files, _wanted(variant), capability, self.removed)
+        return engine.edit(self.container, self.files, self._wanted(variant), told or self.capability, self.removed)
 
-
-def _wanted(variant: Variant) -> WantedSpeculation:
-    if variant.off:
-        return WantedSpeculation(False)
-    if variant == GATED:
-        return WantedSpeculation(True, schedule=((1, 0),))
-    return WantedSpeculation(True, draft_tokens=variant.draft_tokens)
+    def _wanted(self, variant: Variant) -> WantedSpeculation:
+        if variant.off:
+            return WantedSpeculation(False)
+        if variant == GATED:
+            # Engines refuse a schedule that never drafts: it drafts for a single request, which is not measured as gated.
+            drafts = [item.draft_tokens for item in self.variants if item.draft_tokens]
+            return WantedSpeculation(True, schedule=((1, max(drafts)), (2, 0)))
+        return WantedSpeculation(True, draft_tokens=variant.draft_tokens)
 
 
 async def find_subject(workloads: Workloads, namespace: str, spec: CalibrationSpec) -> Subject:
