@@ -38,6 +38,8 @@ class Script:
     """Stands in every faulty body: must never be seen again in status, Events or logs."""
     ready: bool = True
     asked: list[str] = field(default_factory=list)
+    caps: dict[str, int] = field(default_factory=dict)
+    """Pod address -> live cap on its batch, once one was set."""
 
 
 class ScriptedEngines:
@@ -81,9 +83,11 @@ class ScriptedEngines:
 
     async def _serve(self, address: str, script: Script, command: list[str]) -> None:
         app = web.Application()
-        engine = _Engine(script, command)
+        engine = _Engine(script, command, address)
+        script.caps.pop(address, None)  # a new process has none
         for path in ("/v1/loads", "/metrics", "/server_info", "/get_server_info", "/ready", "/health"):
             app.router.add_get(path, engine.answer)
+        app.router.add_post("/set_internal_state", engine.set_internal_state)
         before = self._runners.pop(address, None)
         if before is not None:  # a later kubelet may hand out an address again
             await before.cleanup()
@@ -96,8 +100,12 @@ class ScriptedEngines:
 class _Engine:
     """One pod. Its command line decides whether it speculates."""
 
-    def __init__(self, script: Script, command: list[str]) -> None:
-        self._script, self._command = script, command
+    def __init__(self, script: Script, command: list[str], address: str) -> None:
+        self._script, self._command, self._address = script, command, address
+
+    async def set_internal_state(self, request: web.Request) -> web.Response:
+        self._script.caps[self._address] = (await request.json())["server_args"]["pp_max_micro_batch_size"]
+        return web.json_response([True])
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self._script.asked.append(request.path)
@@ -202,5 +210,5 @@ class _Engine:
         }
         body.update(own)
         (state,) = body["internal_states"]
-        state.update(own)
+        state.update(own, pp_max_micro_batch_size=self._script.caps.get(self._address, 128))
         return body

@@ -120,6 +120,8 @@ def test_tpot_is_per_request_and_never_inter_token_latency():
     assert read(body("0.33.0-b64-spec")).schedulers[0].time_per_output_token_count == 100
     assert read(body("0.10.2-b64-spec")).schedulers[0].time_per_output_token_count is None
     assert read(body("0.10.2-b64-spec")).schedulers[0].request_steps_total == 25600
+    assert "LatencyIsPerStep" in traps(read(body("0.10.2-b64-spec")))
+    assert "LatencyIsPerStep" not in traps(read(body("0.33.0-b64-spec")))
 
 
 def test_kv_capacity_comes_from_the_labels_of_cache_config_info():

@@ -27,6 +27,7 @@ SETTLE_SECONDS = 30.0
 LOWEST_SHARE = 0.25
 """Of the engine's own limit: a target that is still missed there is not to be met by admission."""
 GROWTH = 1.25
+ROUNDING = 1e-6
 FULL, IDLE = 0.95, 0.5
 """Shares of the cap: from the first on it binds; below the second nobody needs it."""
 
@@ -103,7 +104,7 @@ def _choose(view: _View, cap: int | None, memory: Memory, now: float) -> tuple[C
     if wait > 0:
         return CapDecision(cap, cap, DecisionReason.DWELLING, f"{shown}; the cap changed just now"), memory
     if _lasted(memory, TPOT_MISSED_SINCE, now, MISSED_SECONDS):
-        lower = max(view.lowest, int(view.batch * view.target / view.tpot))
+        lower = max(view.lowest, int(view.batch * view.target / view.tpot + ROUNDING))
         if lower < (view.limit if cap is None else cap):
             return _decided(memory, lower, DecisionReason.ADMISSION_BREAKS_TARGET, shown, now)
         message = f"{shown}; the cap cannot go lower: fewer requests at once do not meet it"

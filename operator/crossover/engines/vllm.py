@@ -61,7 +61,7 @@ TRAPS = {
     "DraftOffBySchedule": "tokens move while the speculation counters stand still: draft length 0 by the engine's schedule",
     "NoProgress": "requests run and no counter has moved since the last reading",
     "StaleGauges": "requests run and no counter has moved over three readings: the gauges are stale or the engine hangs",
-    "LatencyIsPerStep": "inter-token latency is one sample a step, not a token; it is counted, never compared",
+    "LatencyIsPerStep": "before 0.11.2 only inter-token latency is served, one sample a step, not a token: it is no TPOT",
     "Asleep": "the engine sleeps: it serves nothing",
     "V0SpeculationSeries": "the speculation series of the V0 engine do not tell the draft length: it is unknown, not 0",
     "RejectsRequests": "the server has turned requests away: its queue shows less than the demand",
@@ -188,6 +188,8 @@ def _scheduler(exposition: Exposition, rank: str, one_process: bool, traps: list
     request_steps = _value(exposition, "inter_token_latency_seconds_count", rank)
     if request_steps is None:
         request_steps = _value(exposition, "time_per_output_token_seconds_count", rank)
+    if request_steps is not None and _value(exposition, "request_time_per_output_token_seconds_count", rank) is None:
+        traps.append(_trap("LatencyIsPerStep"))
     if any(
         s.value == 1.0 and s.labels.get("sleep_state") != "awake" for s in _of(exposition, "engine_sleep_state", rank)
     ):
