@@ -1,6 +1,6 @@
 """How near the adaptive sweep comes to a hidden crossover, over many draws of noise.
 
-    PYTHONPATH=operator:. python -m bench.calibrate_sweep [--draws 40] [--noise 0.005]
+    PYTHONPATH=operator:. python -m bench.calibrate_sweep [--draws 10] [--noise 0.005]
 
 One line a scene: points spent, crossings missed or invented, error of those found. No servers: the step-time model with
 log-normal noise on every step time. The scenes are those of tests/calibrate/sweeps.py.
@@ -34,7 +34,7 @@ def one(name: str, scene: Scene, draws: int, noise: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--noise", type=float, default=0.005, help="standard error of a step time, as a share")
     given = parser.parse_args()
     print(f"noise {given.noise:.1%}, {given.draws} draws, at most 24 points")

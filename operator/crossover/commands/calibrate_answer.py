@@ -148,8 +148,20 @@ def _show(outcome: Outcome, result: CalibrationResult | None, why: str) -> None:
     if rendered is not None:
         console.print(rendered.content if isinstance(rendered, ConfigFile) else rendered, highlight=False, markup=False)
     elif result.refusal:
-        console.print(f"this server takes no schedule: {result.refusal}", highlight=False)
+        console.print(
+            f"schedule not rendered for this server: {result.refusal}{_by_hand(outcome, result)}", highlight=False
+        )
     console.print(result.verdict, highlight=False)
+
+
+def _by_hand(outcome: Outcome, result: CalibrationResult) -> str:
+    """Servers other than SGLang do not tell how they were started: the command that takes it from the user."""
+    one = next((item for item in outcome.described.values() if not item.variant.off), None)
+    if one is None or one.capability is None or one.capability.version is None:
+        return ""
+    entries = ",".join(f"{start}:{draft}" for start, draft in result.schedule)
+    engine = str(one.engine).lower()
+    return f"\n  crossover render --engine {engine} --version {one.capability.version} --schedule {entries}"
 
 
 def _caveats(measured: Sequence[Measured]) -> list[tuple[str, int, str]]:
