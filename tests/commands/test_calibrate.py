@@ -93,10 +93,13 @@ def test_the_crossover_of_two_emulated_servers(tmp_path):
     """Through sockets and real time: a ladder of four loads is enough to be near the hidden crossover, the schedule is
     rendered for this engine, and the points are in the file."""
     out = tmp_path / "points.csv"
+    options = ["--running", "8,20,32,48", "--input-tokens", "32", "--output-tokens", "96", "--json"]
     with servers(sglang(), sglang(*SPECULATION)) as urls:
-        options = ["--running", "8,20,32,48", "--input-tokens", "32", "--output-tokens", "96"]
-        run = calibrate(*urls, *options, "--precision", "1", "--minutes", "0.5", "--out", str(out), "--json")
-        stdout, stderr = run.communicate(timeout=120)
+        for _ in range(3):  # points that the generator was too busy for are left out: the same file is completed
+            run = calibrate(*urls, *options, "--precision", "1", "--minutes", "0.5", "--out", str(out))
+            stdout, stderr = run.communicate(timeout=120)
+            if stdout and len(json.loads(stdout)["points"]) >= 7:
+                break
     assert run.returncode == 0, stderr
     document = json.loads(stdout)
     assert {item["variant"] for item in document["servers"]} == {"off", "draft-7"}
@@ -107,7 +110,7 @@ def test_the_crossover_of_two_emulated_servers(tmp_path):
     assert crossing["running_requests"] == pytest.approx(expected, rel=0.2)
     assert '"candidate_steps"' in document["rendered"]
     assert document["verdict"].startswith("Draft 7 pays up to ")
-    assert len(from_csv(out.read_text())) == len(document["points"]) >= 6
+    assert len(from_csv(out.read_text())) == len(document["points"]) >= 7
     assert "points" in stderr, "a progress bar"
 
 
