@@ -6,7 +6,6 @@ draft length in force; /metrics does. Both are read where both answer.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +35,7 @@ from crossover.engines.sglang_metrics import (
     without_batch,
 )
 from crossover.engines.sglang_server import SGLangRunningCap, capability_of_server
+from crossover.engines.values import document, number
 
 LOADS = "/v1/loads?include=core,spec,queues,disagg"
 METRICS = "/metrics"
@@ -58,7 +58,7 @@ class SGLang:
         if answer.path.startswith("/v1/loads"):
             return _loads(answer) is not None
         if answer.path.startswith(("/server_info", "/get_server_info")):
-            info = _json(answer.body)
+            info = document(answer.body)
             return isinstance(info, dict) and "launch_command" in info and "attention_backend" in info
         return b"\nsglang:" in answer.body or answer.body.startswith(b"sglang:")
 
@@ -137,7 +137,7 @@ class SGLang:
     def capability(
         self, info: Answer | None, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
     ) -> Capability | None:
-        described = _json(info.body) if info is not None and info.status == 200 else None
+        described = document(info.body) if info is not None and info.status == 200 else None
         if isinstance(described, dict) and "speculative_algorithm" in described:
             return capability_of_server(described)
         return settings.capability_of_container(container, files or {}) if container is not None else None
@@ -162,15 +162,8 @@ class SGLang:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def _loads(answer: Answer) -> list[dict[str, Any]] | None:
-    body = _json(answer.body)
+    body = document(answer.body)
     loads = body.get("loads") if isinstance(body, dict) else None
     if not isinstance(loads, list) or not loads or not all(isinstance(load, dict) for load in loads):
         return None
@@ -178,7 +171,7 @@ def _loads(answer: Answer) -> list[dict[str, Any]] | None:
 
 
 def _version(answer: Answer | None) -> str | None:
-    body = _json(answer.body) if answer is not None else None
+    body = document(answer.body) if answer is not None else None
     version = body.get("version") if isinstance(body, dict) else None
     return version[:64] if isinstance(version, str) else None
 
@@ -226,10 +219,9 @@ def _with_load(scheduler: SchedulerReading, load: Mapping[str, Any]) -> Schedule
     }
     values: dict[str, float | None] = {}
     for field, key in fields.items():
-        value = load.get(key)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        if good:
-            values[field] = float(value)  # type: ignore[arg-type]
+        value = number(load.get(key))
+        if value is not None:
+            values[field] = value
             unknown.pop(field, None)
         elif field in ("running_requests", "waiting_requests"):
             values[field] = None

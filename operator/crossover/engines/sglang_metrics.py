@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from crossover.api.fleet import PodReading, SchedulerReading, Trap
 from crossover.engines.exposition import Exposition, Sample
+from crossover.engines.values import number
 
 _GAUGES = (
     "num_running_reqs",
@@ -102,9 +103,11 @@ def fold(exposition: Exposition) -> Ranks:
             row = values.setdefault(labels.get("dp_rank", ""), {})
             if name in row and labels.get("tp_rank", "0") != "0":
                 traps.append(trap("TensorParallelDuplicates"))
-            row[name] = max(row.get(name, sample.value), sample.value)
+            value = sample.value if sample.value >= 0 else math.nan
+            row[name] = max(row.get(name, value), value)
     for sample in exposition.values(_PREFIX + "realtime_tokens_total"):
-        if sample.labels.get("mode") == "decode" and not sample.labels.get("priority"):
+        decode = sample.labels.get("mode") == "decode" and not sample.labels.get("priority")
+        if decode and number(sample.value) is not None:
             row = values.setdefault(sample.labels.get("dp_rank", ""), {})
             row["decode_tokens_total"] = max(row.get("decode_tokens_total", 0.0), sample.value)
     # A mapping folded to one nameless rank where there is no data parallelism; ranks that only repeat constants go.
@@ -255,7 +258,7 @@ def _pod_total(exposition: Exposition, name: str) -> float | None:
 
 
 def _sum(samples: Iterable[Sample]) -> float | None:
-    values = [sample.value for sample in samples if math.isfinite(sample.value)]
+    values = [sample.value for sample in samples if number(sample.value) is not None]
     return sum(values) if values else None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect
 from crossover.engines import sglang_settings as settings
 from crossover.engines.contract import Answer, CapState
+from crossover.engines.values import count, document, mapping
 
 KNOBS = ("pp_max_micro_batch_size", "max_micro_batch_size")
 """Newest name first."""
@@ -29,11 +30,7 @@ class SGLangRunningCap:
     """Since 0.5.6; and the name before."""
 
     def state(self, answer: Answer) -> CapState | None:
-        try:
-            info = json.loads(answer.body)
-        except (ValueError, RecursionError):
-            return None
-        return state_of(info) if isinstance(info, dict) else None
+        return state_of(mapping(document(answer.body)))
 
     def request(self, state: CapState, cap: int) -> tuple[str, bytes]:
         return "/set_internal_state", json.dumps({"server_args": {state.knob: cap}}).encode()
@@ -45,11 +42,11 @@ def state_of(info: Mapping[str, Any]) -> CapState | None:
     states = info.get("internal_states")
     if not isinstance(states, list) or not states or not all(isinstance(state, dict) for state in states):
         return None
-    knob = next((name for name in KNOBS if all(_count(state.get(name)) for state in states)), None)
+    knob = next((name for name in KNOBS if all(count(state.get(name)) for state in states)), None)
     if knob is None:
         return None
     most = _most(info, states)
-    start = _count(info.get(knob)) or most
+    start = count(info.get(knob)) or most
     if most is None or start is None:
         return None
     return CapState(tuple(int(state[knob]) for state in states), min(start, most), most, knob)
@@ -57,15 +54,10 @@ def state_of(info: Mapping[str, Any]) -> CapState | None:
 
 def _most(info: Mapping[str, Any], states: list[Mapping[str, Any]]) -> int | None:
     """Range of the knob: 1 to max_running_requests // pp, per scheduler."""
-    limits = [_count(state.get("effective_max_running_requests_per_dp")) for state in states]
+    limits = [count(state.get("effective_max_running_requests_per_dp")) for state in states]
     known = [limit for limit in limits if limit is not None]
-    limit = min(known) if known else _count(info.get("max_running_requests"))
-    return None if limit is None else max(1, limit // (_count(info.get("pp_size")) or 1))
-
-
-def _count(value: object) -> int | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return int(value) if good else None  # type: ignore[call-overload]
+    limit = min(known) if known else count(info.get("max_running_requests"))
+    return None if limit is None else max(1, limit // (count(info.get("pp_size")) or 1))
 
 
 def capability_of_server(info: Mapping[str, Any]) -> Capability:
@@ -74,7 +66,7 @@ def capability_of_server(info: Mapping[str, Any]) -> Capability:
     state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
     version = settings.version_of(info.get("version"))
     algorithm = _text(info.get("speculative_algorithm"))
-    tokens = info.get("speculative_num_draft_tokens")
+    tokens = count(info.get("speculative_num_draft_tokens"))
     adaptive = bool(state.get("speculative_adaptive", info.get("speculative_adaptive")))
     own_file = bool(info.get("speculative_adaptive_config"))
     refusal = settings.schedule_refusal(
@@ -87,23 +79,23 @@ def capability_of_server(info: Mapping[str, Any]) -> Capability:
         pdmux=bool(info.get("enable_pdmux")),
     )
     padding = state.get("decode_cuda_graph_bs")
-    limit = state.get("effective_max_running_requests_per_dp", info.get("max_running_requests"))
+    limit = count(state.get("effective_max_running_requests_per_dp", info.get("max_running_requests")))
     cap = state_of(info)
     return Capability(
         EngineType.SGLANG,
         settings.version_text(version),
         algorithm,
-        max_draft_tokens=tokens - 1 if isinstance(tokens, int) and tokens > 0 else None,
+        max_draft_tokens=tokens - 1 if tokens is not None else None,
         schedule_dialect=ScheduleDialect.SGLANG_ADAPTIVE if refusal is None else None,
         schedule_refusal=refusal,
         follows_schedule=adaptive and own_file,
         adapts_by_itself=adaptive and not own_file,
         zero_is_safe=None if version is None else version >= settings.ZERO_STEPS,
-        batch_padding=tuple(sorted(size for size in padding if isinstance(size, int))) if padding else (),
+        batch_padding=tuple(sorted(size for size in padding if count(size))) if isinstance(padding, list) else (),
         live_running_cap=cap.knob if cap is not None else None,
         running_cap=min(cap.in_force) if cap is not None else None,
         running_cap_at_start=cap.at_start if cap is not None else None,
-        max_running_requests=limit if isinstance(limit, int) else None,
+        max_running_requests=limit,
     )
 
 

@@ -7,7 +7,6 @@ or of Triton is asked for only after a path that trtllm-serve does not have has 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, Runnin
 from crossover.engines.exposition import Exposition, NotExposition, scan
 from crossover.engines.tensorrt_llm_iterations import from_json, iterations, trap
 from crossover.engines.tensorrt_llm_servers import dynamo_only, nim, triton, unprefixed, value
+from crossover.engines.values import count, document, mapping
 
 PROMETHEUS = "/prometheus/metrics"
 SERVER_INFO = "/server_info"
@@ -128,10 +128,10 @@ class TensorRTLLM:
     def capability(
         self, info: Answer | None, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
     ) -> Capability | None:
-        body = _object(info.body) if info is not None and info.status == 200 else {}
+        body = mapping(document(info.body)) if info is not None and info.status == 200 else {}
         told = settings.capability(body.get("version"), container, files or {})
-        limit = body.get("max_batch_size")
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        limit = count(body.get("max_batch_size"))
+        if limit is None:
             return told
         return replace(told or Capability(self.type, None, None), max_running_requests=limit)
 
@@ -152,17 +152,9 @@ class TensorRTLLM:
         return settings.edit(container, files, wanted, capability, removed)
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _described(body: bytes) -> bool:
     """Its /server_info, which shares the path with SGLang's."""
-    return {"max_batch_size", "disaggregated_params"} <= set(_object(body))
+    return {"max_batch_size", "disaggregated_params"} <= set(mapping(document(body)))
 
 
 # -- Prometheus forms --------------------------------------------------------------------------------------------------

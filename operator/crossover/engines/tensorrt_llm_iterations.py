@@ -3,11 +3,11 @@ can be inspected. Also the traps of all TensorRT-LLM servers, which both forms s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crossover.api.fleet import EngineType, PodReading, SchedulerReading, Trap
+from crossover.engines.values import document, mapping, number
 
 TRAPS = {
     "GaugesMoveWhenRequestsEnd": "iteration gauges move only when a request ends: they lag during long generations",
@@ -38,10 +38,7 @@ def iterations(body: bytes) -> list[dict[str, Any]] | None:
     """Iteration records; None when the body is something else. [] is an idle server, or statistics off."""
     if not body.lstrip().startswith(b"["):
         return None
-    try:
-        records = json.loads(body)
-    except ValueError:
-        return None
+    records = document(body)
     good = isinstance(records, list) and all(isinstance(r, dict) and "numActiveRequests" in r for r in records)
     return records if good else None
 
@@ -59,36 +56,46 @@ def from_json(records: Sequence[Mapping[str, Any]], path: str, now_seconds: floa
 
 
 def _from_record(rank: str, record: Mapping[str, Any], traps: list[Trap]) -> SchedulerReading:
-    cache = record.get("kvCacheStats") or {}
-    spec = record.get("specDecodingStats")
-    running = float(record["numActiveRequests"])
-    limit = record.get("maxNumActiveRequests")
-    if not record.get("maxBatchSizeStatic", 1):
+    cache = mapping(record.get("kvCacheStats"))
+    running, waiting = number(record.get("numActiveRequests")), number(record.get("numQueuedRequests"))
+    limit = number(record.get("maxNumActiveRequests"))
+    unknown = {}
+    if record.get("maxBatchSizeStatic", 1) == 0:
         traps.append(trap("StaticLimitsAreZero"))
-    draft, acceptance = _spec_of_record(spec, traps)
-    most, used = cache.get("maxNumBlocks"), cache.get("usedNumBlocks")
-    waiting = record.get("numQueuedRequests")
-    if waiting == 0 and limit and running >= 0.95 * limit:
+    if running is None:
+        unknown["running_requests"] = "invalid: not a number"
+    if waiting is None:
+        unknown["waiting_requests"] = "absent: queue fields stand on rank 0 only"
+    if waiting == 0 and limit and running is not None and running >= 0.95 * limit:
         traps.append(trap("QueueUnderReports"))
+    draft, acceptance = _spec_of_record(record.get("specDecodingStats"), traps)
+    if draft is None:
+        unknown["draft_tokens"] = unknown["acceptance_length"] = "invalid: not a number"
+    most, used, per_block = (number(cache.get(key)) for key in ("maxNumBlocks", "usedNumBlocks", "tokensPerBlock"))
     return SchedulerReading(
         rank,
         running_requests=running,
-        waiting_requests=float(waiting) if waiting is not None else None,
-        max_running_requests=float(limit) if limit else None,
+        waiting_requests=waiting,
+        max_running_requests=limit or None,
         kv_usage=used / most if most and used is not None else None,
-        kv_capacity_tokens=float(most * cache.get("tokensPerBlock", 0)) if most else None,
+        kv_capacity_tokens=most * per_block if most and per_block else None,
         draft_tokens=draft,
         acceptance_length=acceptance,
-        unknown={} if waiting is not None else {"waiting_requests": "absent: queue fields stand on rank 0 only"},
+        unknown=unknown,
     )
 
 
-def _spec_of_record(spec: Mapping[str, Any] | None, traps: list[Trap]) -> tuple[float | None, float | None]:
+def _spec_of_record(spec: object, traps: list[Trap]) -> tuple[float | None, float | None]:
     """One iteration: drafts are deltas; acceptance length 0.0 when nothing was drafted."""
     if spec is None:
         return 0.0, 1.0
-    requests = spec.get("numRequestsWithDraftTokens")
-    if not requests:
+    told = mapping(spec)
+    requests, tokens, acceptance = (
+        number(told.get(key)) for key in ("numRequestsWithDraftTokens", "numDraftTokens", "acceptanceLength")
+    )
+    if requests == 0:
         traps.append(trap("DraftOffBySchedule"))
         return 0.0, 1.0
-    return spec["numDraftTokens"] / requests, float(spec["acceptanceLength"])
+    if requests is None or tokens is None or acceptance is None:
+        return None, None
+    return tokens / requests, acceptance

@@ -3,11 +3,10 @@ unprefixed families of trtllm-serve 1.0 and 1.1."""
 
 from __future__ import annotations
 
-import math
-
 from crossover.api.fleet import SchedulerReading, Trap
 from crossover.engines.exposition import Exposition
 from crossover.engines.tensorrt_llm_iterations import trap
+from crossover.engines.values import number
 
 
 def value(exposition: Exposition, name: str, **labels: str) -> float | None:
@@ -15,7 +14,7 @@ def value(exposition: Exposition, name: str, **labels: str) -> float | None:
     values = [
         sample.value
         for sample in exposition.values(name)
-        if math.isfinite(sample.value) and all(sample.labels.get(key) == value for key, value in labels.items())
+        if number(sample.value) is not None and all(sample.labels.get(key) == value for key, value in labels.items())
     ]
     return max(values) if values else None
 

@@ -6,7 +6,6 @@ from the pod's arguments.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from crossover.api.fleet import (
 from crossover.engines import vllm_settings as settings
 from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, RunningCap, Schedule, WantedSpeculation
 from crossover.engines.exposition import Exposition, NotExposition, Sample, scan
+from crossover.engines.values import document, mapping, number
 
 METRICS = "/metrics"
 _PREFIX = "vllm:"
@@ -126,14 +126,8 @@ class VLLM:
     def capability(
         self, info: Answer | None, container: Mapping[str, Any] | None, files: Mapping[str, str] | None = None
     ) -> Capability | None:
-        version = None
-        if info is not None and info.status == 200:
-            try:
-                body = json.loads(info.body)
-            except ValueError:
-                body = None
-            version = body.get("version") if isinstance(body, dict) else None
-        return settings.capability(version, container, files)
+        body = mapping(document(info.body)) if info is not None and info.status == 200 else {}
+        return settings.capability(body.get("version"), container, files)
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         return settings.read(container, files)
@@ -166,7 +160,7 @@ def _of(exposition: Exposition, name: str, rank: str) -> list[Sample]:
 
 
 def _value(exposition: Exposition, name: str, rank: str) -> float | None:
-    values = [item.value for item in _of(exposition, name, rank) if math.isfinite(item.value)]
+    values = [item.value for item in _of(exposition, name, rank) if number(item.value) is not None]
     return max(values) if values else None
 
 
@@ -221,10 +215,11 @@ def _scheduler(exposition: Exposition, rank: str, one_process: bool, traps: list
 def _waiting(exposition: Exposition, rank: str, traps: list[Trap]) -> float | None:
     """What waits for room. Requests deferred for a KV transfer or a LoRA budget would not be helped by another pod."""
     reasons = {s.labels.get("reason"): s.value for s in _of(exposition, "num_requests_waiting_by_reason", rank)}
-    if "capacity" in reasons and math.isfinite(reasons["capacity"]):
+    capacity = number(reasons.get("capacity"))
+    if capacity is not None:
         if reasons.get("deferred", 0.0) > 0:
             traps.append(_trap("DeferredRequests"))
-        return reasons["capacity"]
+        return capacity
     return _value(exposition, "num_requests_waiting", rank)
 
 
