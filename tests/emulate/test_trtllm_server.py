@@ -19,6 +19,7 @@ from crossover.emulate.trtllm_args import Form, parse
 from crossover.engines import detect
 from crossover.engines.contract import Answer
 from crossover.engines.tensorrt_llm import ENGINE, PROMETHEUS
+from crossover.observe.scraper import Scraper
 
 METRICS = Path(__file__).parents[1] / "fixtures" / "metrics"
 EAGLE = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/m/draft"}
@@ -306,7 +307,8 @@ async def test_detection_takes_no_records_away(root):
     async with server(root) as client:
         await client.post(CHAT, chat(20))
         host, port = client.base.removeprefix("http://").split(":")
-        answers, _ = await inspect._fetch(host, int(port), "/", None)
+        async with Scraper() as scraper:
+            answers, _ = await inspect._fetch(scraper, host, int(port), "/", None)
         assert detect(answers) is ENGINE
         assert len(json.loads((await client.get("/metrics"))[1])) >= 20
 
