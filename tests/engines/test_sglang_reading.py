@@ -289,6 +289,15 @@ def test_a_prefill_server_says_its_role_and_its_queue_under_both_names(name):
     assert reading.schedulers[0].waiting_requests == 5
 
 
+def test_a_prefill_server_never_decodes_and_is_not_taken_for_stale():
+    labels = 'engine_type="prefill",tp_rank="0"'
+    lines = (
+        f"sglang:num_running_reqs{{{labels}}} 3.0",
+        f'sglang:realtime_tokens_total{{{labels},mode="decode"}} 7.0',
+    )
+    assert in_a_row(*[lines] * 8).schedulers[0].running_requests == 3
+
+
 def test_a_decode_servers_transfer_queues_are_waiting_requests():
     labels = 'engine_type="decode",tp_rank="0"'
     lines = [f"sglang:num_running_reqs{{{labels}}} 24.0", f"sglang:num_queue_reqs{{{labels}}} 0.0"]

@@ -202,6 +202,8 @@ STALE_SECONDS = 30.0
 def with_progress(now: PodReading, previous: PodReading | None) -> PodReading:
     """Gauges alone do not tell a busy server from one that has just become idle: the decode counter, which moves with
     every step (0.5.8 and later), does."""
+    if any(found.code == "PrefillRole" for found in now.traps):
+        return now  # it never decodes
     before = {item.name: item for item in previous.schedulers} if previous is not None else {}
     schedulers, traps, still = [], list(now.traps), None
     for item in now.schedulers:
