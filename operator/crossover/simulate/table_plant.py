@@ -1,16 +1,12 @@
-"""A plant, or a profile, from a CSV of calibration points.
-
-Columns: running_requests, draft_tokens, and step_ms or tokens_per_second; optional context_tokens, acceptance_length, off
-(true where the process was started without speculation).
-"""
+"""A plant, or a profile, from a CSV of calibration points, as `crossover fit` reads them."""
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 from crossover.api.points import CalibrationPoint
+from crossover.decide import tables
 from crossover.decide.profile import Profile
 from crossover.decide.step_model import acceptance_length
 from crossover.decide.variant import Variant
@@ -21,36 +17,11 @@ PREFILL_SECONDS_PER_TOKEN = 2.0e-5
 
 
 def read_points(path: Path) -> list[CalibrationPoint]:
-    """Raises ValueError naming the line and column, OSError."""
-    points = []
-    with path.open(newline="") as handle:
-        for number, row in enumerate(csv.DictReader(handle), 2):
-            try:
-                points.append(_point(row))
-            except (KeyError, ValueError) as error:
-                raise ValueError(
-                    f"{path} line {number}: {error}: see `crossover simulate --help` for the columns"
-                ) from None
-    if not points:
-        raise ValueError(f"{path}: no points")
-    return points
-
-
-def _point(row: dict[str, str]) -> CalibrationPoint:
-    step, rate = row.get("step_ms"), row.get("tokens_per_second")
-    return CalibrationPoint(
-        running_requests=float(row["running_requests"]),
-        draft_tokens=int(row["draft_tokens"]),
-        off=(row.get("off") or "").strip().lower() in ("1", "true", "yes"),
-        context_tokens=_number(row.get("context_tokens")),
-        step_seconds=float(step) / 1000 if step else None,
-        output_tokens_per_second=float(rate) if rate else None,
-        acceptance_length=_number(row.get("acceptance_length")),
-    )
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None
+    """Raises ValueError naming the file, the line, the column and the fix, OSError."""
+    try:
+        return tables.read_points(tables.rows_of(path.read_text(encoding="utf-8")))
+    except tables.TableError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
