@@ -9,6 +9,7 @@ from crossover.api.decision import Alternative, Decision, DecisionReason, DraftD
 from crossover.api.fleet import FleetSnapshot
 from crossover.api.intent import Intent
 from crossover.decide import calibrated, sizing
+from crossover.decide.alternatives import neighbours
 from crossover.decide.cap import decide_cap
 from crossover.decide.demand import Demand, observe_demand
 from crossover.decide.draft import decide_draft
@@ -52,7 +53,8 @@ def _simple(snapshot: FleetSnapshot, intent: Intent, memory: Memory, load: Fleet
         memory = note_broken(snapshot, load, demand, recommended, memory)
         held = floored(recommended, snapshot.desired_replicas, demand, memory)
         replicas, memory = decide_replicas(snapshot, load, intent.replicas, memory, lambda _: held)
-    return _decision(snapshot, load, demand, draft, replicas, memory)
+    lost = neighbours(load, intent, draft, replicas)
+    return _decision(snapshot, load, demand, draft, replicas, memory, lost)
 
 
 def _calibrated(snapshot: FleetSnapshot, intent: Intent, memory: Memory, load: FleetLoad, profile: Profile) -> Decision:

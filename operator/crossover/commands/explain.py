@@ -1,0 +1,354 @@
+"""`crossover explain`: why a fleet is as it is, and what would change it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+
+from crossover.api.decision import Decision, DecisionReason, Lever, Memory
+from crossover.api.faults import ClusterError, NotFound
+from crossover.api.intent import Intent
+from crossover.api.invalid import explain as explain_invalid
+from crossover.api.resources import GROUP, VERSION, ModelAutoscalerSpec
+from crossover.cluster.client import Client
+from crossover.cluster.login import LoginError
+from crossover.controller.calibration.store import Calibrations
+from crossover.decide import from_json, plan
+from crossover.decide.profile import Profile, ProfileError, fit_profile
+from crossover.decide.schedule import Schedule, describe, draft_at, of_threshold
+from crossover.decide.tables import TableError, read_points, rows_of
+from crossover.decide.whatif import Turn, turns
+from crossover.report.conditions import timestamp
+from crossover.report.readback import ReadBack, condition, newest_seconds, read_back
+from crossover.report.reasons import NOTHING, meaning
+from crossover.report.texts import ConditionType
+
+app = typer.Typer()
+
+EXPLAINED, UNSEEN, UNUSABLE = 0, 1, 2
+MOST_BYTES = 5_000_000
+LIMITED = str(ConditionType.SCALING_LIMITED)
+
+
+@app.command()
+def explain(
+    name: Annotated[str | None, typer.Argument(help="Name of the ModelAutoscaler in the cluster.")] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    file: Annotated[
+        Path | None, typer.Option(help="A saved `kubectl get mas NAME -o yaml` (or json) in place of the cluster.")
+    ] = None,
+    points: Annotated[
+        Path | None, typer.Option(help="Calibration points as CSV, where the Calibration cannot be read (with --file).")
+    ] = None,
+    kubeconfig: Annotated[Path | None, typer.Option(help="Default: KUBECONFIG, else ~/.kube/config.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, documented in docs/decision.md.")] = False,
+) -> None:
+    """Show why a fleet is as it is: numbers, last decision, what was weighed and lost, what would change it.
+
+    Reads only. What status keeps is shown as it stands; the decision is then made again from it by the operator's own
+    code, and again under other loads, to find the nearest ones that would change something.
+
+    Exit status: 0 explained, 1 the operator has not seen this fleet yet, 2 the input cannot be used.
+
+    Example: crossover explain llama-70b -n models
+    """
+    if (name is None) == (file is None):
+        raise _unusable("give either NAME (a ModelAutoscaler in the cluster) or --file")
+    body, calibration = _from_file(file) if file is not None else _from_cluster(str(name), namespace, kubeconfig)
+    profile, problem = _profile(body, calibration, points)
+    now = None if file is not None else time.time()
+    document, read = document_of(body, profile, problem, now)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        _print(document)
+    if read.snapshot is None:
+        raise typer.Exit(UNSEEN)
+
+
+def _unusable(message: str) -> typer.Exit:
+    typer.echo(message, err=True)
+    return typer.Exit(UNUSABLE)
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+Body = Mapping[str, Any]
+
+
+def _from_file(path: Path) -> tuple[Body, Body | None]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise _unusable(f"{path}: larger than {MOST_BYTES} bytes: save one ModelAutoscaler")
+        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unusable(f"{path}: {error.strerror or type(error).__name__}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise _unusable(f"{path}: is neither YAML nor JSON: save it with kubectl get mas NAME -o yaml") from None
+    items = body.get("items") if isinstance(body, dict) and str(body.get("kind", "")).endswith("List") else [body]
+    kinds: dict[str, list[Body]] = {}
+    for item in items or []:
+        if isinstance(item, dict):
+            kinds.setdefault(str(item.get("kind")), []).append(item)
+    found = kinds.get("ModelAutoscaler", [])
+    if len(found) != 1:
+        raise _unusable(f"{path}: holds {len(found)} ModelAutoscalers, needs exactly one: kubectl get mas NAME -o yaml")
+    calibrations = kinds.get("Calibration", [])
+    return found[0], calibrations[0] if calibrations else None
+
+
+def _from_cluster(name: str, namespace: str, kubeconfig: Path | None) -> tuple[Body, Body | None]:
+    async def read() -> tuple[Body, Body | None]:
+        async with await Client.connect(kubeconfig=kubeconfig) as client:
+            base = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}"
+            body = await client.get(f"{base}/modelautoscalers/{name}")
+            ref = _calibration_name(body)
+            try:
+                calibration = await client.get(f"{base}/calibrations/{ref}") if ref else None
+            except NotFound:
+                calibration = None
+            return body, calibration
+
+    try:
+        return asyncio.run(read())
+    except NotFound:
+        raise _unusable(f"ModelAutoscaler {name} does not exist in namespace {namespace}: kubectl get mas -A") from None
+    except (ClusterError, LoginError) as error:
+        raise _unusable(str(error)) from None
+
+
+def _calibration_name(body: Body) -> str | None:
+    spec = body.get("spec")
+    speculation = spec.get("speculation") if isinstance(spec, dict) else None
+    ref = speculation.get("calibrationRef") if isinstance(speculation, dict) else None
+    return str(ref["name"]) if isinstance(ref, dict) and ref.get("name") else None
+
+
+def _profile(body: Body, calibration: Body | None, points: Path | None) -> tuple[Profile | None, str]:
+    """(profile, why there is none although one is asked for)."""
+    name = _calibration_name(body)
+    if points is not None:
+        try:
+            return fit_profile(read_points(rows_of(points.read_text(encoding="utf-8"))), source=points.name), ""
+        except (OSError, UnicodeDecodeError, TableError, ProfileError) as error:
+            raise _unusable(f"{points}: {error}") from None
+    if name is None:
+        return None, ""
+    if calibration is None:
+        return None, f"calibration {name} was not found: give its points with --points"
+    known = Calibrations()
+    known.put(calibration)
+    resolved = known.resolve(str(calibration["metadata"].get("namespace", "")), str(calibration["metadata"]["name"]))
+    return resolved.profile, resolved.message
+
+
+# -- what is made of it ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The decision made again from status."""
+
+    decision: Decision
+    turns: tuple[Turn, ...]
+    schedule: Schedule
+    """The engine's own; empty = it has none."""
+
+
+def document_of(
+    body: Body, profile: Profile | None, problem: str, now_seconds: float | None
+) -> tuple[dict[str, Any], ReadBack]:
+    """Everything `--json` prints. ``now_seconds`` None = as of the newest time in the status."""
+    try:
+        spec = ModelAutoscalerSpec.model_validate(body.get("spec") or {})
+    except ValidationError as error:
+        raise _unusable("; ".join(f"spec.{item}" for item in explain_invalid(error)[:3])) from None
+    status = body.get("status") or {}
+    intent, memory = spec.to_intent(), from_json(status.get("memory") or {})
+    at_seconds = now_seconds if now_seconds is not None else (newest_seconds(status) or time.time())
+    read = read_back(status, intent, memory, at_seconds, float(spec.metrics.stale_after_seconds))
+    needs_profile = spec.speculation is not None and spec.speculation.calibration_ref is not None
+    again = None if needs_profile and profile is None else _again(read, intent, memory, profile)
+    last = status.get("lastDecision") or {}
+    says, todo = meaning(str(last.get("reason", "")))
+    document = {
+        "name": (body.get("metadata") or {}).get("name"),
+        "namespace": (body.get("metadata") or {}).get("namespace"),
+        "at": timestamp(at_seconds),
+        "mode": str(spec.mode),
+        "ready": dict(condition(status, ConditionType.READY)) or None,
+        "stopped_by": [dict(item) for item in status.get("conditions") or [] if _stops(item)],
+        "fleet": dict(status.get("fleet") or {}),
+        "crossover": status.get("crossover"),
+        "last_decision": {**last, "meaning": says, "what_to_do": todo} if last else None,
+        "recent_decisions": list(status.get("recentDecisions") or []),
+        "decided_again": _decision_json(again.decision) if again is not None else None,
+        "would_change": [*_engine_turns(again), *map(_turn_json, again.turns)] if again is not None else [],
+        "taken_for_granted": [*read.missing, *([problem] if problem else [])],
+    }
+    return document, read
+
+
+def _stops(item: Mapping[str, Any]) -> bool:
+    """Conditions that keep something from happening; ScalingLimited is the one that does so by being True."""
+    if item.get("type") == str(ConditionType.READY):
+        return False
+    return item.get("status") == ("True" if item.get("type") == LIMITED else "False") or item.get("status") == "Unknown"
+
+
+def _again(read: ReadBack, intent: Intent, memory: Memory, profile: Profile | None) -> Again | None:
+    snapshot = read.snapshot
+    if snapshot is None:
+        return None
+    if read.lever is Lever.ENGINE_SCHEDULE and snapshot.settings is not None:
+        written = _schedule(intent, snapshot.settings.draft_tokens or 0)
+        if profile is not None:
+            written = plan(snapshot, intent, replace(memory, changes=()), profile).draft.schedule
+        snapshot = replace(snapshot, settings=replace(snapshot.settings, schedule=written))
+    decision = plan(snapshot, intent, memory, profile)
+    schedule = snapshot.settings.schedule if snapshot.settings is not None else ()
+    return Again(decision, turns(snapshot, intent, memory, profile), schedule)
+
+
+def _schedule(intent: Intent, full: int) -> tuple[tuple[int, int], ...]:
+    above = intent.speculation.disable_above_running_requests if intent.speculation is not None else None
+    return of_threshold(above, full, zero_is_safe=True) if above is not None and full else ()
+
+
+def _decision_json(decision: Decision) -> dict[str, Any]:
+    return {
+        "replicas": _plain(decision.replicas),
+        "draft": _plain(decision.draft),
+        "numbers": {key: value if value is None else round(value, 4) for key, value in decision.numbers.items()},
+        "alternatives": [_plain(item) for item in decision.alternatives],
+        "notices": [_plain(item) for item in decision.notices],
+    }
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {key: str(item) if isinstance(item, DecisionReason | Lever) else item for key, item in asdict(value).items()}
+
+
+def _turn_json(turn: Turn) -> dict[str, Any]:
+    part = turn.decision.draft if turn.kind == "draft" else turn.decision.replicas
+    return {
+        "what": turn.what,
+        "load_factor": round(turn.factor, 3),
+        "running_requests_per_scheduler": _rounded(turn.running_requests_per_scheduler),
+        "demand_tokens_per_second": _rounded(turn.demand_tokens_per_second),
+        "after_seconds": turn.after_seconds,
+        "reason": str(part.reason),
+        "message": part.message,
+    }
+
+
+def _engine_turns(again: Again) -> list[dict[str, Any]]:
+    """The nearest batches at which an engine that follows a schedule takes another draft length by itself."""
+    batch = again.decision.numbers.get("running_requests_per_scheduler")
+    if not again.schedule or not batch:
+        return []
+    starts = [start for start, _ in again.schedule]
+    nearest = (
+        max((s for s in starts[1:] if s <= batch), default=None),
+        min((s for s in starts if s > batch), default=None),
+    )
+    found = []
+    for start in nearest:
+        if start is None:
+            continue
+        here, there = draft_at(again.schedule, start - 1), draft_at(again.schedule, start)
+        before, after = (here, there) if start > batch else (there, here)
+        found.append(
+            {
+                "what": f"draft {before} -> {after} by the engine",
+                "load_factor": round(start / batch, 3),
+                "running_requests_per_scheduler": float(start),
+                "demand_tokens_per_second": None,
+                "after_seconds": 0.0,
+                "reason": str(DecisionReason.ENGINE_FOLLOWS_SCHEDULE),
+                "message": f"its schedule: {describe(again.schedule)}",
+            }
+        )
+    return found
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+
+    def line(text: str) -> None:
+        console.print(escape(text))
+
+    console.print(f"[bold]{escape(str(document['name']))}[/] as of {document['at']}, mode {document['mode']}")
+    fleet = document["fleet"]
+    if fleet:
+        line("  " + ", ".join(f"{key} {value}" for key, value in fleet.items()))
+    crossover = document["crossover"]
+    if crossover:
+        line(f"  crossover {crossover.get('runningRequests', 'none')} running, from {crossover.get('source', '?')}")
+    last = document["last_decision"]
+    if last:
+        console.print("\n[bold]Last decision[/]")
+        line(f"  {last.get('time')} {last.get('action')} ({last.get('reason')}): {last.get('message')}")
+        if last["meaning"]:
+            line(f"  that is: {last['meaning']}; to do: {last['what_to_do'] or NOTHING}")
+    for item in document["recent_decisions"]:
+        line(f"  done: {item.get('summary')}")
+    if document["stopped_by"]:
+        console.print("\n[bold]What stops it[/]")
+        for item in document["stopped_by"]:
+            line(f"  {item['type']}={item['status']} {item.get('reason')}: {item.get('message')}")
+    _print_again(console, document)
+    for text in document["taken_for_granted"]:
+        console.print(f"[dim]note: {escape(text)}[/]")
+
+
+def _print_again(console: Console, document: Mapping[str, Any]) -> None:
+    again = document["decided_again"]
+    if again is None:
+        console.print("\nNothing can be decided again from this status.")
+        return
+    console.print("\n[bold]Decided again from these numbers[/]")
+    for name in ("draft", "replicas"):
+        part = again[name]
+        console.print(escape(f"  {name} {_shown(part)} ({part['reason']}): {part['message']}"))
+    for item in again["notices"]:
+        console.print(escape(f"  notice {item['reason']}: {item['message']}"))
+    if again["alternatives"]:
+        console.print("[bold]Weighed and lost[/]")
+        for item in again["alternatives"]:
+            console.print(escape(f"  {item['what']}: {item['lost_because']}"))
+    console.print("[bold]What would change it[/]")
+    for turn in document["would_change"]:
+        load = "this load" if turn["load_factor"] == 1 else f"{turn['load_factor']:.2f} times this load"
+        batch, demand = turn["running_requests_per_scheduler"], turn["demand_tokens_per_second"]
+        at = f" ({batch:.1f} running per scheduler" + (f", {demand:.0f} tok/s)" if demand is not None else ")")
+        console.print(
+            escape(f"  {turn['what']} at {load}{at} held for {turn['after_seconds']:.0f} s: {turn['message']}")
+        )
+    if not document["would_change"]:
+        console.print(
+            "  no load between a two-hundredth and 200 times the present one, as far as can be told from status"
+        )
+
+
+def _shown(part: Mapping[str, Any]) -> str:
+    current = "unknown" if part["current"] is None else part["current"]
+    return f"stays {current}" if part["target"] in (None, part["current"]) else f"{current} -> {part['target']}"

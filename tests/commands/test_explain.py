@@ -1,0 +1,227 @@
+"""`crossover explain`: what status says, the decision again, and the loads that would change it, against the thresholds and
+the HPA's arithmetic of the spec."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+from tests.decide.fluid import FluidFleet
+from tests.decide.truth import points
+from typer.testing import CliRunner
+
+from crossover.api.decision import DecisionReason, Memory
+from crossover.api.fleet import EngineType
+from crossover.api.intent import Mode
+from crossover.api.resources import ModelAutoscalerSpec
+from crossover.commands.explain import app
+from crossover.decide import plan, to_json, with_changes
+from crossover.report.facts import TickFacts
+from crossover.report.reasons import MEANING
+from crossover.report.status import build
+
+SPEC = {
+    "scaleTargetRef": {"name": "llama"},
+    "replicas": {"min": 1, "max": 8, "targetRunningRequests": 40},
+    "speculation": {
+        "threshold": {"disableAboveRunningRequests": 32, "enableBelowRunningRequests": 20},
+        "maxDraftTokens": 7,
+    },
+}
+CALIBRATED = {
+    "scaleTargetRef": {"name": "llama"},
+    "objectives": {"timePerOutputTokenMilliseconds": 50},
+    "replicas": {"min": 1, "max": 20},
+    "speculation": {"calibrationRef": {"name": "llama-h100"}, "maxDraftTokens": 7},
+}
+
+
+def saved(fleet, spec=SPEC, ticks=20, profile=None):
+    """The object as the operator would have left it after some ticks of a steady fleet."""
+    intent, memory = ModelAutoscalerSpec.model_validate(spec).to_intent(), Memory()
+    for _ in range(ticks):
+        for _ in range(15):
+            fleet.step(fleet.demand / fleet.output_tokens)
+        snapshot = fleet.snapshot()
+        decision = plan(snapshot, intent, memory, profile)
+        fleet.carry_out(decision)
+        memory = with_changes(decision.memory, decision, replicas=True, draft=True)
+    facts = TickFacts(
+        snapshot.at_seconds, 1, Mode.ACTIVE, intent, "Deployment llama", "app=llama", 30000, EngineType.SGLANG, "0.5.23",
+        snapshot, decision, calibrated=profile is not None,
+    )  # fmt: skip
+    body = {
+        "apiVersion": "crossover.dev/v1alpha1",
+        "kind": "ModelAutoscaler",
+        "metadata": {"name": "llama", "namespace": "models"},
+        "spec": spec,
+        "status": build(facts, to_json(memory)),
+    }
+    return body, decision
+
+
+def steady(demand, desired=3, **more):
+    fleet = FluidFleet(desired=desired, **more)
+    fleet.demand = demand
+    return fleet.warm(demand)
+
+
+def explained(tmp_path, body, *arguments):
+    path = tmp_path / "mas.yaml"
+    path.write_text(json.dumps(body))
+    result = CliRunner().invoke(app, ["--file", str(path), "--json", *arguments])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def turn(document, what):
+    (found,) = [item for item in document["would_change"] if item["what"].startswith(what)]
+    return found
+
+
+@pytest.fixture
+def calm(tmp_path):
+    body, decision = saved(steady(2_000.0))
+    return explained(tmp_path, body), decision
+
+
+def test_the_decision_again_is_the_decision(calm):
+    document, decision = calm
+    again = document["decided_again"]
+    assert (again["draft"]["reason"], again["draft"]["current"]) == (str(decision.draft.reason), decision.draft.current)
+    assert again["replicas"]["recommended"] == decision.replicas.recommended
+    seen = decision.numbers["running_requests_per_scheduler"]
+    assert again["numbers"]["running_requests_per_scheduler"] == pytest.approx(seen, abs=0.06)
+    assert document["last_decision"]["meaning"]
+
+
+def test_the_load_that_switches_off_is_the_threshold(calm):
+    found = turn(calm[0], "draft 7 -> 0")
+    assert found["running_requests_per_scheduler"] == pytest.approx(32, rel=0.01)
+    assert found["after_seconds"] == 60, "the threshold's stabilization window"
+    assert found["reason"] == "AboveCrossover"
+
+
+def test_the_load_that_adds_replicas_is_the_target_and_its_tolerance(calm):
+    found = turn(calm[0], "replicas 3 -> 4")
+    assert found["running_requests_per_scheduler"] == pytest.approx(40 * 1.1, rel=0.01)
+    assert found["after_seconds"] == 0
+
+
+def test_what_was_weighed_and_lost_has_its_numbers(calm):
+    document, decision = calm
+    lost = {item["what"]: item["lost_because"] for item in document["decided_again"]["alternatives"]}
+    running = 3 * decision.numbers["demand_requests_per_replica"]
+    assert lost["4 replicas"].startswith(f"{running / 4:.1f} requests per replica")
+    assert lost["2 replicas"].startswith(f"{running / 2:.1f} requests per replica")
+    assert "off above 32" in lost["draft 0 by a restart"]
+
+
+def test_an_engine_that_follows_a_schedule_turns_by_itself(tmp_path):
+    fleet = steady(2_000.0, follows=True)
+    fleet.settings = replace(fleet.settings, schedule=((1, 7), (33, 0)))
+    body, _ = saved(fleet)
+    found = turn(explained(tmp_path, body), "draft 7 -> 0 by the engine")
+    assert found["running_requests_per_scheduler"] == 33
+
+
+def test_conditions_that_stop_it_are_listed(tmp_path):
+    body, _ = saved(steady(2_000.0))
+    body["spec"] = {**SPEC, "mode": "Advisory"}
+    effective = next(item for item in body["status"]["conditions"] if item["type"] == "Effective")
+    effective |= {"status": "False", "reason": "Advisory"}
+    stopped = explained(tmp_path, body)["stopped_by"]
+    assert [item["type"] for item in stopped] == ["Effective"]
+
+
+def test_calibrated_mode_needs_the_points_and_says_so(tmp_path):
+    from crossover.decide.profile import fit_profile
+    from crossover.decide.tables import write_points
+
+    profile = fit_profile(points())
+    body, decision = saved(steady(6_000.0), CALIBRATED, ticks=120, profile=profile)
+    without = explained(tmp_path, body)
+    assert without["decided_again"] is None
+    assert "--points" in without["taken_for_granted"][-1]
+    table = tmp_path / "points.csv"
+    table.write_text(write_points(points()))
+    document = explained(tmp_path, body, "--points", str(table))
+    again = document["decided_again"]
+    assert again["replicas"]["recommended"] == decision.replicas.recommended
+    weighed = {item["what"].split(" on ")[0] for item in again["alternatives"]}
+    assert weighed < {"off", "draft 1", "draft 3", "draft 7"}
+    assert len(weighed) == 3, "all but the one that won"
+    more = [
+        item for item in document["would_change"] if item["what"].startswith("replicas") and item["load_factor"] > 1
+    ]
+    best = again["numbers"]["capacity_tokens_per_second_per_replica"]
+    assert more[0]["demand_tokens_per_second"] >= 0.85 * best * again["replicas"]["current"] * 0.99
+
+
+def test_a_calibration_saved_with_it_is_used(tmp_path):
+    body, _ = saved(steady(6_000.0), CALIBRATED)
+    given = [
+        {
+            "runningRequests": str(point.running_requests),
+            "draftTokens": point.draft_tokens,
+            "off": point.off,
+            "stepMilliseconds": f"{1000 * point.step_seconds:.3f}",
+            "acceptanceLength": f"{point.acceptance_length:.3f}",
+            "contextTokens": 512,
+        }
+        for point in points()
+    ]
+    calibration = {
+        "kind": "Calibration",
+        "metadata": {"name": "llama-h100", "namespace": "models", "uid": "1", "generation": 1},
+        "spec": {"points": given},
+    }
+    document = explained(tmp_path, {"kind": "List", "items": [body, calibration]})
+    assert document["decided_again"] is not None, document["taken_for_granted"]
+
+
+def test_as_text_it_tells_the_story(tmp_path):
+    body, _ = saved(steady(2_000.0))
+    path = tmp_path / "mas.yaml"
+    path.write_text(json.dumps(body))
+    text = CliRunner().invoke(app, ["--file", str(path)]).output
+    for words in ("Last decision", "Decided again", "Weighed and lost", "What would change it", "draft 7 -> 0"):
+        assert words in text
+
+
+def test_a_fleet_that_was_never_seen_is_told_with_status_one(tmp_path):
+    path = tmp_path / "mas.yaml"
+    path.write_text(yaml.safe_dump({"kind": "ModelAutoscaler", "metadata": {"name": "x"}, "spec": SPEC}))
+    result = CliRunner().invoke(app, ["--file", str(path)])
+    assert result.exit_code == 1
+    assert "has not seen this fleet yet" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "is neither YAML nor JSON"),
+        ("kind: Deployment", "holds 0 ModelAutoscalers"),
+        ("just text", "holds 0 ModelAutoscalers"),
+        ("kind: ModelAutoscaler\nspec: {replicas: {min: 9, max: 2}, scaleTargetRef: {name: a}}", "spec.replicas"),
+    ],
+)
+def test_input_that_cannot_be_used_says_why(tmp_path, text, words):
+    path = tmp_path / "mas.yaml"
+    path.write_text(text)
+    result = CliRunner().invoke(app, ["--file", str(path)])
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_either_a_name_or_a_file(tmp_path):
+    assert CliRunner().invoke(app, []).exit_code == 2
+    assert CliRunner().invoke(app, ["--file", str(tmp_path / "none.yaml")]).exit_code == 2
+    away = CliRunner().invoke(app, ["llama", "--kubeconfig", str(tmp_path / "none")])
+    assert away.exit_code == 2
+    assert "KUBECONFIG" in away.output
+
+
+def test_every_reason_has_a_meaning():
+    assert set(MEANING) == set(DecisionReason)
+    assert all(says and todo for says, todo in MEANING.values())
