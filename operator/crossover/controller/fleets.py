@@ -14,7 +14,6 @@ from crossover.api.fleet import EngineType
 from crossover.api.workload import TargetRef, Workload
 from crossover.cluster.conflicts import Claimant
 from crossover.controller.caps import Caps
-from crossover.controller.passive import Passive, restore
 from crossover.controller.ticker import FleetKey
 from crossover.decide.memory import from_json
 from crossover.decide.profile import Profile
@@ -43,7 +42,6 @@ class Fleet:
     caps: Caps = field(default_factory=Caps)
     profile: Profile | None = None
     """Of the Calibration that this tick goes by."""
-    passive: Passive = field(default_factory=Passive)
     no_pods_since_seconds: float | None = None
 
     @property
@@ -79,8 +77,7 @@ class Fleets:
         else:
             status = body.get("status") or {}
             memory = from_json(status.get("memory") or {})
-            caps, passive = Caps(memory.running_cap), restore(status)
-            self.by_key[key] = Fleet(body, memory, status, draft_seen=_draft(status), caps=caps, passive=passive)
+            self.by_key[key] = Fleet(body, memory, status, draft_seen=_draft(status), caps=Caps(memory.running_cap))
         return key
 
     def drop(self, key: FleetKey) -> Fleet | None:

@@ -20,7 +20,7 @@ from crossover.calibrate.environment import Environment
 from crossover.cluster.conflicts import holder
 from crossover.cluster.pods import PodCache
 from crossover.controller.calibration.environment import changed, environment_of
-from crossover.controller.calibration.store import Calibrations, Resolved
+from crossover.controller.calibration.store import Calibrations
 from crossover.controller.fleets import Fleet, Fleets, target_ref
 from crossover.controller.hands import Hands, Plan, plan_patches, rollout_line, what_failed, what_was_done
 from crossover.controller.reporter import Reporter
@@ -191,19 +191,10 @@ class Reconciler:
         facts = replace(facts, calibrated=True, calibration=ref.name)
         what = self._what_changed(resolved.environment, facts, found)
         if not what:
-            return self._learn(fleet, facts, resolved)
+            return facts
         assert facts.intent is not None
         stale = Problem(ConditionType.CALIBRATED, Reason.CALIBRATION_STALE, texts.calibration_stale(ref.name, what))
         return replace(facts, intent=careful(facts.intent), problems=(*facts.problems, stale))
-
-    def _learn(self, fleet: Fleet, facts: TickFacts, resolved: Resolved) -> TickFacts:
-        """Points that the fleet visits refine the profile. Paused does nothing at all."""
-        assert facts.snapshot is not None
-        assert resolved.profile is not None
-        if facts.mode is Mode.PAUSED:
-            return facts
-        fleet.profile, drift = fleet.passive.look(resolved.points, resolved.profile, facts.snapshot)
-        return replace(facts, drift=drift, learned=fleet.passive.to_status())
 
     def _what_changed(self, measured: Environment | None, facts: TickFacts, found: Found) -> str:
         engine = facts.engine

@@ -61,10 +61,6 @@ class TickFacts:
     """A calibration's profile took the place of the thresholds and of the replica target."""
     calibration: str = ""
     """Its name."""
-    drift: Notice | None = None
-    """What production has left of the calibration, by the points that the fleet visits."""
-    learned: Mapping[str, Any] = field(default_factory=dict)
-    """`status.learned`: what those points are."""
     previous: Mapping[str, Any] = field(default_factory=dict)
     """The status read at the beginning of the tick."""
 
@@ -72,6 +68,6 @@ class TickFacts:
         return next((problem for problem in self.problems if problem.condition is condition), None)
 
     def notice(self, *reasons: DecisionReason) -> Notice | None:
-        """The first notice of this tick that has one of these reasons."""
-        notices = [*(self.decision.notices if self.decision is not None else ()), *([self.drift] if self.drift else [])]
+        """The first notice of this tick's decision that has one of these reasons."""
+        notices = self.decision.notices if self.decision is not None else ()
         return next((notice for notice in notices if notice.reason in reasons), None)

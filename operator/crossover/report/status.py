@@ -39,9 +39,6 @@ def build(facts: TickFacts, memory: Mapping[str, Any]) -> dict[str, Any]:
         status["selector"] = facts.selector
     else:
         status |= {key: previous[key] for key in ("fleet", "replicas", "selector") if key in previous}
-    learned = facts.learned or previous.get("learned")
-    if learned:
-        status["learned"] = dict(learned)
     status |= _decisions(facts, previous)
     threshold = _crossover(facts)
     if threshold:

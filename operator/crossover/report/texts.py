@@ -173,13 +173,6 @@ def calibration_unusable(name: str, why: str) -> str:
     return f"Calibration {name} makes no curve: {why}; nothing is changed until then"
 
 
-def calibration_left(curves: str) -> str:
-    return (
-        f"production has left the calibration: {curves} as measured; decisions use curves refined by production; calibrate "
-        "again to confirm"
-    )
-
-
 def calibration_stale(name: str, what: str) -> str:
     return (
         f"{what} changed since Calibration {name} was measured: the draft length is held and nothing shrinks; delete the "

@@ -99,13 +99,6 @@ class Memory(Resource):
     running_cap: Count | None = None
 
 
-class Learned(Resource):
-    """Steady moments of production, by way to decode and load: they refine the calibration."""
-
-    basis: Short = Field(description="Digest of the calibration's points.")
-    cells: Annotated[list[Line], Field(max_length=64)] = Field(description="One JSON object each.")
-
-
 Conditions = Annotated[
     list[Condition], Field(max_length=16, json_schema_extra={"x-kubernetes-list-map-keys": ["type"]})
 ]
@@ -118,7 +111,6 @@ class ModelAutoscalerStatus(Resource):
     crossover: Crossover | None = Field(None, description="Where speculation stops paying.")
     fleet: Fleet | None = Field(None, description="What is seen.")
     last_decision: LastDecision | None = Field(None, description="The decision in force.")
-    learned: Learned | None = Field(None, description="What production taught about the calibration.")
     memory: Memory | None = Field(None, description="What must survive a restart of the operator.")
     observed_generation: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Generation of the spec acted on."

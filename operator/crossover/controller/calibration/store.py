@@ -50,7 +50,6 @@ class Resolved:
     """What a ModelAutoscaler gets from its `calibrationRef`."""
 
     profile: Profile | None = None
-    points: tuple[CalibrationPoint, ...] = ()
     environment: Environment | None = None
     """Where it was measured; None = points given by hand, valid wherever they are used."""
     reason: str = ""
@@ -114,7 +113,7 @@ class Calibrations:
             why = str(error) if isinstance(error, ProfileError) else "its spec is not valid"
             return Resolved(reason=Reason.CALIBRATION_UNUSABLE, message=texts.calibration_unusable(name, why))
         environment = None if given else from_status(kept.status.get("environment") or {})
-        return Resolved(kept.fitted[1], kept.fitted[0], environment)
+        return Resolved(kept.fitted[1], environment)
 
 
 def points_of(spec: CalibrationSpec, status: Mapping[str, Any]) -> tuple[CalibrationPoint, ...]:
