@@ -1,7 +1,8 @@
 """A pod to measure on: the target's template with other speculation settings, and nobody's traffic.
 
 It carries none of the template's labels, so no Service, no ReplicaSet and no disruption budget selects it. It is owned by the
-Calibration, so it goes when that goes. It is never restarted: a crash is a result.
+Calibration, so it goes when that goes. It is never restarted: a crash is a result. It ends by itself when nobody is left
+to remove it (docs/design/0076).
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ CALIBRATION_LABEL = f"{OURS}calibration"
 VARIANT_LABEL = f"{OURS}variant"
 MAP_ANNOTATION = f"{OURS}scratch-config-map"
 """On the pod: the ConfigMap that was made for it and goes with it."""
+TEMPLATE_ANNOTATION = f"{OURS}scratch-template"
+"""Digest of the template that it was made from: a pod of another one tells nothing of this one."""
 GRACE_SECONDS = 5
 MOST_NAME = 40
+NOT_COPIED = ("hostname", "subdomain", "readinessGates")
+"""What only makes sense for a pod that a Service or a load balancer knows."""
 
 
 def scratch_pod(
@@ -32,21 +37,32 @@ def scratch_pod(
     *,
     owner: Mapping[str, Any],
     variant: str,
+    template: str,
+    most_seconds: int,
 ) -> tuple[dict[str, Any], ConfigMapPatch | None]:
-    """The pod to create, and the ConfigMap that must be there before. ``owner``: metadata of the Calibration."""
+    """The pod to create, and the ConfigMap that must be there before. ``owner``: metadata of the Calibration; ``template``:
+    digest of what it is made from; ``most_seconds``: then the kubelet ends it, whether or not an operator is there."""
     assert workload.template is not None
     spec = copy.deepcopy(dict(workload.template["spec"]))
     made = _changed(container, change)
     spec["containers"] = [made if item["name"] == made["name"] else item for item in spec["containers"]]
-    for field in ("hostname", "subdomain"):
+    for field in NOT_COPIED:
         spec.pop(field, None)
-    spec |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_SECONDS}
+    claimed = _claimed(workload, spec)
+    if claimed:
+        spec["volumes"] = [*(spec.get("volumes") or []), *claimed]
+    spec |= {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "activeDeadlineSeconds": most_seconds,
+    }
     new_map = None
     if change.file is not None:
         new_map = _owned_map(workload, change, owner)
         _mount(spec, made, change, new_map.name)
     metadata = workload.template.get("metadata") or {}
     kept = {key: value for key, value in (metadata.get("annotations") or {}).items() if not key.startswith(OURS)}
+    kept[TEMPLATE_ANNOTATION] = template
     if new_map is not None:
         kept[MAP_ANNOTATION] = new_map.name
     body = {
@@ -66,6 +82,20 @@ def scratch_pod(
         "spec": spec,
     }
     return body, new_map
+
+
+def _claimed(workload: Workload, spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A StatefulSet's claims as volumes that live as long as the pod: as empty as those of one more replica."""
+    there = {item["name"] for item in spec.get("volumes") or []}
+    made = []
+    for claim in workload.volume_claims:
+        meta = claim.get("metadata") or {}
+        if meta.get("name") in there:
+            continue
+        kept = {key: meta[key] for key in ("labels", "annotations") if meta.get(key)}
+        template = {"metadata": kept, "spec": copy.deepcopy(claim["spec"])}
+        made.append({"name": meta["name"], "ephemeral": {"volumeClaimTemplate": template}})
+    return made
 
 
 def label_of(owner: Mapping[str, Any]) -> str:
@@ -99,7 +129,8 @@ def _owned_map(workload: Workload, change: ContainerEdit, owner: Mapping[str, An
     assert change.file is not None
     made = config_map.config_map_for(workload, change.file)
     suffix = made.name.rsplit("-", 1)[-1]
-    name = f"{owner['name'][:MOST_NAME].rstrip('-.')}-scratch-{suffix}"
+    # With the uid: another Calibration's map of the same content goes when that one's pod goes.
+    name = f"{owner['name'][:MOST_NAME].rstrip('-.')}-{str(owner['uid'])[:8]}-scratch-{suffix}"
     metadata = {**made.body["metadata"], "name": name, "ownerReferences": [_reference(owner)]}
     return ConfigMapPatch(name, made.path, {**made.body, "metadata": metadata})
 

@@ -84,6 +84,8 @@ class Workload:
     """`spec.template`. None = this kind keeps no pod template there."""
     conditions: tuple[WorkloadCondition, ...] = ()
     owner: Owner | None = None
+    volume_claims: tuple[Mapping[str, Any], ...] = ()
+    """StatefulSet: `spec.volumeClaimTemplates`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     managed_fields: tuple[Mapping[str, Any], ...] = ()

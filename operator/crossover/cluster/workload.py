@@ -140,6 +140,7 @@ def workload_facts(
             for item in status.get("conditions") or []
         ),
         owner=_owner(meta),
+        volume_claims=tuple(spec.get("volumeClaimTemplates") or ()) if native else (),
         labels=meta.get("labels") or {},
         annotations=meta.get("annotations") or {},
         managed_fields=tuple(meta.get("managedFields") or ()),

@@ -67,12 +67,13 @@ class Fleets:
     gone: dict[FleetKey, Fleet] = field(default_factory=dict)
     """Deleted, and something of theirs may still have to be taken away."""
 
-    def put(self, body: Mapping[str, Any]) -> FleetKey:
-        """A ModelAutoscaler came or changed. Another object under the same name starts afresh."""
+    def put(self, body: Mapping[str, Any], *, leading: bool = True) -> FleetKey:
+        """A ModelAutoscaler came or changed. Another object under the same name starts afresh, and so does everyone who is
+        not leading: what the leader wrote last is where its successor goes on."""
         meta = body["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self.by_key.get(key)
-        if known is not None and known.uid == meta["uid"]:
+        if known is not None and known.uid == meta["uid"] and leading:
             known.body = body
         else:
             status = body.get("status") or {}

@@ -59,6 +59,7 @@ class Operator:
         self._metrics = OperatorMetrics()
         self._log = structlog.get_logger("crossover.operator")
         self._lost = asyncio.Event()
+        self._in_election: Elector | None = None
         self._ready = False
 
     async def run(self) -> int:
@@ -69,7 +70,7 @@ class Operator:
                 Scraper(timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency)
             )
             identity = settings.identity or socket.gethostname()
-            elector = self._elector(client, identity)
+            elector = self._in_election = self._elector(client, identity)
             pods = PodCache(client, self._clock, self._pod_changed)
             stack.push_async_callback(pods.close)
             reconciler = Reconciler(self._parts(client, scraper, pods, identity), lambda: self._leads(elector))
@@ -207,7 +208,7 @@ class Operator:
         meta = body["metadata"]
         known = self._fleets.get((meta["namespace"], meta["name"]))
         generation = known.body["metadata"].get("generation") if known is not None else None
-        key = self._fleets.put(body)
+        key = self._fleets.put(body, leading=self._leads(self._in_election))
         if known is None or known.uid != meta["uid"] or generation != meta.get("generation"):
             self._ticker.want(key)
 
@@ -222,7 +223,7 @@ class Operator:
             self._ticker.want(key)
 
     def _calibration_seen(self, body: Mapping[str, Any]) -> None:
-        key, is_new = self._calibrations.put(body)
+        key, is_new = self._calibrations.put(body, leading=self._leads(self._in_election))
         if is_new:
             self._calibration_ticker.want(key)
 

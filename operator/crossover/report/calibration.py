@@ -31,6 +31,7 @@ class Why(StrEnum):
     TRACE = "TraceUnusable"
     NEVER_READY = "ScratchPodNeverReady"
     CRASHED = "ScratchPodCrashed"
+    REJECTED = "ScratchPodRejected"
     UNUSABLE = "PointsUnusable"
     STALE = "EnvironmentChanged"
     SAME = "EnvironmentUnchanged"

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from crossover.act.scratch import CALIBRATION_LABEL, MAP_ANNOTATION, VARIANT_LABEL, scratch_pod
+from crossover.act.scratch import CALIBRATION_LABEL, MAP_ANNOTATION, TEMPLATE_ANNOTATION, VARIANT_LABEL, scratch_pod
 from crossover.api.faults import AlreadyExists, ClusterError, NotFound
 from crossover.api.fleet import Capability
 from crossover.cluster.client import Client
@@ -36,6 +36,8 @@ class ScratchPod:
     created_at_seconds: float
     maps: tuple[str, ...] = ()
     """ConfigMaps made for it."""
+    template: str | None = None
+    """`Subject.digest` that it was made from; None = not told."""
 
 
 class ScratchPods:
@@ -53,7 +55,15 @@ class ScratchPods:
     ) -> None:
         """Raises `Refusal` for what the template does not allow. ``told``: what a server like it said of itself."""
         change = subject.edit(variant, told)
-        body, new_map = scratch_pod(subject.workload, subject.container, change, owner=owner, variant=variant.name)
+        body, new_map = scratch_pod(
+            subject.workload,
+            subject.container,
+            change,
+            owner=owner,
+            variant=variant.name,
+            template=subject.digest,
+            most_seconds=subject.most_seconds,
+        )
         if new_map is not None:
             with contextlib.suppress(AlreadyExists):
                 await self._writer.create(new_map.path, new_map.body)
@@ -83,9 +93,11 @@ def _seen(body: Mapping[str, Any]) -> ScratchPod:
     meta, status = body["metadata"], body.get("status") or {}
     created = datetime.fromisoformat(meta["creationTimestamp"]).timestamp()
     variant = (meta.get("labels") or {}).get(VARIANT_LABEL, "")
-    made = (meta.get("annotations") or {}).get(MAP_ANNOTATION)
+    annotations = meta.get("annotations") or {}
+    made = annotations.get(MAP_ANNOTATION)
     maps = (made,) if made else ()
-    return ScratchPod(meta["name"], meta["uid"], variant, _state(meta, status), status.get("podIP"), created, maps)
+    state, template = _state(meta, status), annotations.get(TEMPLATE_ANNOTATION)
+    return ScratchPod(meta["name"], meta["uid"], variant, state, status.get("podIP"), created, maps, template)
 
 
 def _state(meta: Mapping[str, Any], status: Mapping[str, Any]) -> PodState:

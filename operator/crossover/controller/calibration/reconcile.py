@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from pydantic import ValidationError
 
-from crossover.api.faults import ClusterError, Forbidden, NotFound
+from crossover.api.faults import ClusterError, Forbidden, Invalid, NotFound
 from crossover.api.invalid import explain
 from crossover.api.resources import CalibrationSpec
 from crossover.calibrate.contract import Ask, Done, DoneReason, SweepPlan
@@ -67,11 +67,21 @@ class CalibrationReconciler:
         if not self._leading():
             return 1.0 if kept is not None else None
         if kept is None:
-            uid = self._uids.pop(key, None)
-            if uid is not None:
-                await self._clear(key[0], uid)
+            if key in self._uids:
+                await self._clear(key[0], self._uids[key])
+                del self._uids[key]
             return None
-        self._uids[key] = str(kept.meta["uid"])
+        uid = str(kept.meta["uid"])
+        if self._uids.get(key, uid) != uid:  # deleted and created again between two ticks
+            await self._clear(key[0], self._uids[key])
+        self._uids[key] = uid
+        if not await self._parts.reporter.again(key, kept):
+            return AGAIN_SECONDS
+        again = await self._guarded(key, kept)
+        return AGAIN_SECONDS if kept.unwritten is not None else again
+
+    async def _guarded(self, key: Key, kept: Kept) -> float:
+        """What a fault of the cluster or a refusal means."""
         kept.changed.clear()
         try:
             return await self._tick(key, kept)
@@ -83,6 +93,11 @@ class CalibrationReconciler:
                 return WAIT_SECONDS
             if isinstance(fault, Refusal):
                 return await self._fail(key, kept, fault.code, str(fault))
+            if isinstance(fault, Invalid):
+                message = f"the API server refuses the pod that the template makes: {fault}"
+                return await self._fail(key, kept, Why.REJECTED, message)
+            if isinstance(fault, NotFound):
+                await self._clear(key[0], self._uids[key])
             return await self._wait(key, kept, _waiting(fault))
 
     async def _tick(self, key: Key, kept: Kept) -> float:
@@ -92,6 +107,7 @@ class CalibrationReconciler:
             text = "; ".join(str(item) for item in explain(error)[:3])
             return await self._wait(key, kept, Told.stopped(Why.INVALID_SPEC, f"spec.{text}"))
         if spec.points is not None:
+            await self._clear(key[0], self._uids[key])
             await self._parts.reporter.finished(key, kept, spec, None, Why.GIVEN)
             return IDLE_SECONDS * 60
         run = self._run(kept, spec)
@@ -108,6 +124,9 @@ class CalibrationReconciler:
             await self._clear(key[0], self._uids[key])
         if run.failure is not None:
             return IDLE_SECONDS
+        if not run.points:  # nothing of it is measured yet: it may as well begin with the target as it is now
+            run.template = template_digest(subject.workload)
+            run.environment = None if run.environment is not None and changed(run.environment, now) else run.environment
         run.environment, run.template = run.environment or now, run.template or template_digest(subject.workload)
         return await self._step(key, kept, run, spec, subject)
 
@@ -128,7 +147,7 @@ class CalibrationReconciler:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     async def _step(self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject) -> float:
-        pods = await self._parts.pods.of(key[0], self._uids[key])
+        pods = await self._without_old(key, await self._parts.pods.of(key[0], self._uids[key]), subject)
         await self._crashed(key, run, pods)
         plan = _plan(spec, subject, run)
         ready = {variant for pod in pods if pod.state is PodState.READY and (variant := variant_of(pod.variant))}
@@ -153,6 +172,12 @@ class CalibrationReconciler:
         await self._parts.reporter.progress(key, kept, spec, run, Told.running_now(Why.MEASURING, text), plan, step)
         return await self._measure(key, kept, run, spec, subject, step, pod)
 
+    async def _without_old(self, key: Key, pods: tuple[ScratchPod, ...], subject: Subject) -> tuple[ScratchPod, ...]:
+        """Pods of a template or a container that is no more are removed, and stay listed as going."""
+        old = tuple(pod for pod in pods if pod.template not in (None, subject.digest))
+        await self._parts.pods.remove(key[0], old)
+        return tuple(replace(pod, state=PodState.GOING) if pod in old else pod for pod in pods)
+
     def _next(self, run: Run, plan: SweepPlan, ready: set[Variant], spec: CalibrationSpec) -> Ask | Done:
         if self._parts.clock.now() - run.started_at_seconds > spec.timeout_minutes * 60:
             return Done(DoneReason.TIME_SPENT, f"the {spec.timeout_minutes} minutes of spec.timeoutMinutes are over")
@@ -174,7 +199,7 @@ class CalibrationReconciler:
         name = variant.name
         mine = next((pod for pod in pods if pod.variant == name and pod.state is not PodState.GOING), None)
         if mine is None:
-            others = [pod for pod in pods if pod.variant != name]
+            others = [pod for pod in pods if pod.variant != name or pod.state is PodState.GOING]
             if len(others) >= spec.pods:
                 await self._parts.pods.remove(key[0], tuple(others[: len(others) - spec.pods + 1]))
                 return Told.running_now(Why.WAITING_FOR_POD, f"a scratch pod makes room for {variant.shown}")

@@ -36,6 +36,8 @@ from crossover.report.calibration import (
 from crossover.report.conditions import timestamp
 
 LINE, MESSAGE = 512, 1024
+MEASURED = ("startedAt", "points", "skipped", "environment", "caveats")
+"""Never dropped from status because something else is wrong."""
 
 
 class CalibrationReporter:
@@ -111,7 +113,15 @@ class CalibrationReporter:
             body |= run.to_status()
             if run.caveats:
                 body["caveats"] = [line[:LINE] for line in run.caveats]
+        elif told.reason != Why.GIVEN:
+            body = {name: kept.status[name] for name in MEASURED if name in kept.status} | body
         await self._write(key, kept, told, staleness, body)
+
+    async def again(self, key: Key, kept: Kept) -> bool:
+        """Write what could not be written. False = it still cannot."""
+        if kept.unwritten is not None:
+            await self._write(key, kept, *kept.unwritten)
+        return kept.unwritten is None
 
     async def _write(self, key: Key, kept: Kept, told: Told, staleness: Staleness, body: Mapping[str, Any]) -> None:
         previous = kept.status.get("conditions") or []
@@ -119,6 +129,7 @@ class CalibrationReporter:
             **body,
             "conditions": conditions(told, staleness, previous, self._clock.now(), kept.generation),
         }
+        kept.unwritten = None
         if not worth_writing(kept.status, status):
             return
         namespace, name = key
@@ -140,6 +151,7 @@ class CalibrationReporter:
             return
         except ClusterError as error:
             self._log.warning("status not written", namespace=namespace, name=name, fault=error.code)
+            kept.unwritten = (told, staleness, body)
             return
         kept.status = status
         regarding = Regarding(f"{GROUP}/{VERSION}", "Calibration", namespace, name, str(kept.meta["uid"]))

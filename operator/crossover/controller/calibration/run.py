@@ -88,7 +88,15 @@ class Run:
 
 
 def restore(spec: CalibrationSpec, status: Mapping[str, Any], generation: int, now_seconds: float) -> Run:
-    """From status, where an earlier process left off; afresh for a spec that asks for something else."""
+    """From status, where an earlier process left off; afresh for a spec that asks for something else, and for a status
+    that nobody of us wrote."""
+    try:
+        return _restored(spec, status, generation, now_seconds)
+    except (ValueError, TypeError, KeyError):
+        return Run(generation, now_seconds, asked_digest(spec))
+
+
+def _restored(spec: CalibrationSpec, status: Mapping[str, Any], generation: int, now_seconds: float) -> Run:
     started, asked = status.get("startedAt"), asked_digest(spec)
     where = status.get("environment") or {}
     if not started or where.get("workload", asked) != asked:
@@ -97,7 +105,8 @@ def restore(spec: CalibrationSpec, status: Mapping[str, Any], generation: int, n
     same = status.get("observedGeneration") == generation
     run = Run(
         generation,
-        datetime.fromisoformat(started).timestamp() if same or not finished else now_seconds,
+        # Another spec has its whole time again: one that was suspended for a day would be over at once.
+        datetime.fromisoformat(started).timestamp() if same else now_seconds,
         asked,
         datetime.fromisoformat(finished).timestamp() if finished and same else None,
         _failure(status) if finished and same else None,

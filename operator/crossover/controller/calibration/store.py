@@ -33,6 +33,8 @@ class Kept:
     """Set when the object goes or its spec changes: what is being measured is stopped."""
     run: Any = None
     """What the runner remembers between ticks; never the only copy of a point."""
+    unwritten: Any = None
+    """A status that the API server has not taken yet: nothing goes on before it has."""
     fitted: tuple[tuple[CalibrationPoint, ...], Profile] | None = None
 
     @property
@@ -63,14 +65,17 @@ class Calibrations:
     def __init__(self) -> None:
         self._by_key: dict[Key, Kept] = {}
 
-    def put(self, body: Mapping[str, Any]) -> tuple[Key, bool]:
-        """(key, whether its spec is new)."""
+    def put(self, body: Mapping[str, Any], *, leading: bool = True) -> tuple[Key, bool]:
+        """(key, whether its spec is new). Who leads knows the status better than the watch; who does not, may have to go on
+        from what the leader wrote last."""
         meta = body["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._by_key.get(key)
         if known is not None and known.meta["uid"] == meta["uid"]:
             is_new = known.generation != int(meta.get("generation", 0))
             known.body = body
+            if not leading:
+                known.status, known.run, known.unwritten = body.get("status") or {}, None, None
             if is_new:
                 known.changed.set()
             return key, is_new

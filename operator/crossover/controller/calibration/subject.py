@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,14 @@ class Subject:
     removed: Mapping[str, Any]
     variants: tuple[Variant, ...]
     port: int
+    most_seconds: int = 86400
+    """How long a scratch pod may live at most."""
+
+    @property
+    def digest(self) -> str:
+        """Of everything that a scratch pod is made from."""
+        told = [(self.workload.template or {}).get("spec"), self.files, self.container["name"]]
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def capability(self) -> Capability:
@@ -70,7 +80,8 @@ async def find_subject(workloads: Workloads, namespace: str, spec: CalibrationSp
     removed = mark.removed if mark is not None and mark.container == container["name"] else {}
     port = spec.engine.port or _port(container) or ENGINES[engine].default_port
     variants = _variants(spec, settings)
-    return Subject(workload, container, files, engine, settings, removed, variants, port)
+    most = spec.timeout_minutes * 60 + spec.startup_deadline_seconds
+    return Subject(workload, container, files, engine, settings, removed, variants, port, most)
 
 
 def _settings(
