@@ -120,7 +120,12 @@ def refine(points: Sequence[CalibrationPoint], state: PassiveState) -> Refined:
     visited = [cell for cell in state.cells if cell.moments >= FEWEST_MOMENTS and cell.variant in profile.measured]
     drifts = tuple(_drifts(profile, visited))
     factors = {item.variant: min(HIGHEST, max(LOWEST, item.factor)) for item in drifts}
-    kept = [_moved(point, factors.get(Variant(point.draft_tokens, point.off), 1.0)) for point in points]
+    spreads = {variant: _spread(found) for variant, found in _deviations(profile, visited).items()}
+    kept = [
+        _doubted(moved(point, factors.get(variant, 1.0)), spreads.get(variant, 0.0))
+        for point in points
+        for variant in (Variant(point.draft_tokens, point.off),)
+    ]
     live = [_point(cell) for cell in visited]
     return Refined((*kept, *live), drifts, round(sum(cell.moments for cell in state.cells)))
 
@@ -221,8 +226,8 @@ def _possible(cell: Cell) -> float:
     return min(cell.variant.draft_tokens + 1.0, max(1.0, cell.acceptance_length or 1.0))
 
 
-def _drifts(profile: Profile, cells: Iterable[Cell]) -> Iterable[Drift]:
-    """Weighted mean of ln(live / calibrated) over the cells of each variant."""
+def _deviations(profile: Profile, cells: Iterable[Cell]) -> dict[Variant, list[tuple[float, float]]]:
+    """ln(live / calibrated) and its error, by cell of each variant."""
     by_variant: dict[Variant, list[tuple[float, float]]] = {}
     for cell in cells:
         curve = profile.curves[cell.variant]
@@ -230,7 +235,27 @@ def _drifts(profile: Profile, cells: Iterable[Cell]) -> Iterable[Drift]:
         if cell.acceptance_length is None:
             expected /= curve.acceptance_length
         by_variant.setdefault(cell.variant, []).append((cell.log_step - math.log(expected), _error(cell)))
-    for variant, found in sorted(by_variant.items()):
+    return by_variant
+
+
+def _spread(found: Sequence[tuple[float, float]]) -> float:
+    """How much more the cells of a variant disagree than their errors allow: one factor does not describe them."""
+    weight = sum(1 / error**2 for _, error in found)
+    mean = sum(value / error**2 for value, error in found) / weight
+    beyond = sum((value - mean) ** 2 - error**2 for value, error in found) / len(found)
+    return math.sqrt(max(0.0, beyond))
+
+
+def _doubted(point: CalibrationPoint, spread: float) -> CalibrationPoint:
+    """Where the shape of a curve changed, a point that was only moved says less than one that was visited."""
+    if spread == 0.0:
+        return point
+    return replace(point, relative_error=math.hypot(point.relative_error or LEAST_ERROR, spread))
+
+
+def _drifts(profile: Profile, cells: Iterable[Cell]) -> Iterable[Drift]:
+    """Weighted mean over the cells of each variant."""
+    for variant, found in sorted(_deviations(profile, cells).items()):
         weight = sum(1 / error**2 for _, error in found)
         mean = sum(value / error**2 for value, error in found) / weight
         error = math.sqrt(1 / weight)
@@ -238,7 +263,8 @@ def _drifts(profile: Profile, cells: Iterable[Cell]) -> Iterable[Drift]:
             yield Drift(variant, math.exp(mean), error)
 
 
-def _moved(point: CalibrationPoint, factor: float) -> CalibrationPoint:
+def moved(point: CalibrationPoint, factor: float) -> CalibrationPoint:
+    """Its step time times ``factor``."""
     if factor == 1.0:
         return point
     rate, step = point.output_tokens_per_second, point.step_seconds

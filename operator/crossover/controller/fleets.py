@@ -14,6 +14,7 @@ from crossover.api.fleet import EngineType
 from crossover.api.workload import TargetRef, Workload
 from crossover.cluster.conflicts import Claimant
 from crossover.controller.caps import Caps
+from crossover.controller.passive import Passive
 from crossover.controller.ticker import FleetKey
 from crossover.decide.memory import from_json
 from crossover.decide.profile import Profile
@@ -42,6 +43,8 @@ class Fleet:
     caps: Caps = field(default_factory=Caps)
     profile: Profile | None = None
     """Of the Calibration that this tick goes by."""
+    passive: Passive = field(default_factory=Passive)
+    """What its own load says about that Calibration."""
     no_pods_since_seconds: float | None = None
 
     @property

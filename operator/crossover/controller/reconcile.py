@@ -182,6 +182,7 @@ class Reconciler:
         ref = spec.speculation.calibration_ref if spec.speculation is not None else None
         fleet.profile = None
         if ref is None:
+            fleet.passive.forget()
             return facts
         resolved = self._parts.calibrations.resolve(key[0], ref.name)
         if resolved.profile is None:
@@ -191,7 +192,10 @@ class Reconciler:
         facts = replace(facts, calibrated=True, calibration=ref.name)
         what = self._what_changed(resolved.environment, facts, found)
         if not what:
+            assert facts.snapshot is not None
+            fleet.profile = fleet.passive.look(resolved, facts.snapshot, fleet.memory)
             return facts
+        fleet.passive.forget()
         assert facts.intent is not None
         stale = Problem(ConditionType.CALIBRATED, Reason.CALIBRATION_STALE, texts.calibration_stale(ref.name, what))
         return replace(facts, intent=careful(facts.intent), problems=(*facts.problems, stale))
@@ -206,7 +210,8 @@ class Reconciler:
     def _decide(self, fleet: Fleet, facts: TickFacts) -> tuple[TickFacts, Decision]:
         assert facts.snapshot is not None
         assert facts.intent is not None
-        decision = plan(facts.snapshot, facts.intent, fleet.memory, fleet.profile)
+        decision = plan(facts.snapshot, facts.intent, fleet.passive.lend(fleet.memory), fleet.profile)
+        decision = fleet.passive.take_back(decision, fleet.memory, facts.intent)
         return replace(facts, decision=decision), decision
 
     def _follow_rollout(self, fleet: Fleet, facts: TickFacts, rollout: Rollout | None) -> TickFacts:

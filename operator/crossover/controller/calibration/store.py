@@ -57,6 +57,10 @@ class Resolved:
     reason: str = ""
     message: str = ""
     """Why there is no profile."""
+    points: tuple[CalibrationPoint, ...] = ()
+    """What the profile was fitted to."""
+    output_tokens: float | None = None
+    """Of a request; None = not told."""
 
 
 class Calibrations:
@@ -108,8 +112,8 @@ class Calibrations:
             points = points_of(spec, kept.status)
             if not points or not (given or _is_ready(kept.status)):
                 return Resolved(reason=Reason.CALIBRATION_NOT_READY, message=texts.calibration_not_ready(name))
+            output = None if given else float(spec.workload.output_tokens)
             if kept.fitted is None or kept.fitted[0] != points:
-                output = None if given else float(spec.workload.output_tokens)
                 kept.fitted = (
                     points,
                     fit_profile(points, output_tokens_per_request=output, source=f"calibration {name}"),
@@ -118,7 +122,7 @@ class Calibrations:
             why = str(error) if isinstance(error, ProfileError) else "its spec is not valid"
             return Resolved(reason=Reason.CALIBRATION_UNUSABLE, message=texts.calibration_unusable(name, why))
         environment = None if given else from_status(kept.status.get("environment") or {})
-        return Resolved(kept.fitted[1], environment)
+        return Resolved(kept.fitted[1], environment, points=points, output_tokens=output)
 
 
 def points_of(spec: CalibrationSpec, status: Mapping[str, Any]) -> tuple[CalibrationPoint, ...]:
