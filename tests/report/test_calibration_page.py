@@ -1,0 +1,21 @@
+"""Every reason that a Calibration can show is explained to who looks it up."""
+
+from pathlib import Path
+
+from crossover.report.calibration import Why
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_reason_of_a_calibration_stands_in_troubleshooting():
+    _, section = (DOCS / "troubleshooting.md").read_text().split("## Why has my Calibration no result?")
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    explained = {word.strip() for row in rows for word in row.split("|")[2].split(",")}
+    assert {str(reason) for reason in Why} - explained == set()
+    assert explained - {str(reason) for reason in Why} == {"reason"}, "and none that does not exist"
+
+
+def test_the_page_is_linked_from_where_users_start():
+    for page in ("README.md", "troubleshooting.md"):
+        assert "(calibration-resource.md)" in (DOCS / page).read_text()
+    assert "docs/calibration-resource.md" in (DOCS.parent / "README.md").read_text()
