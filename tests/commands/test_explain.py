@@ -3,6 +3,7 @@ the HPA's arithmetic of the spec."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ from crossover.api.resources import ModelAutoscalerSpec
 from crossover.commands.explain import app
 from crossover.decide import plan, to_json, with_changes
 from crossover.report.facts import TickFacts
-from crossover.report.reasons import MEANING
+from crossover.report.reasons import MEANING, as_table
 from crossover.report.status import build
 
 SPEC = {
@@ -225,3 +226,8 @@ def test_either_a_name_or_a_file(tmp_path):
 def test_every_reason_has_a_meaning():
     assert set(MEANING) == set(DecisionReason)
     assert all(says and todo for says, todo in MEANING.values())
+
+
+def test_the_documentation_has_that_table():
+    page = (Path(__file__).parents[2] / "docs" / "decision.md").read_text()
+    assert as_table() in page

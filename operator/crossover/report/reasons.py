@@ -73,3 +73,9 @@ def meaning(reason: str) -> tuple[str, str]:
         return MEANING[R(reason)]
     except ValueError:
         return "", ""
+
+
+def as_table() -> str:
+    """Markdown, for docs/decision.md."""
+    lines = ["| reason | what it says | what to do |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {reason} | {says} | {todo} |" for reason, (says, todo) in MEANING.items())])
