@@ -1,5 +1,7 @@
 """What a calibration remembers: over restarts, over a change of leader, over a change of spec. No cluster needed."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from crossover.api.points import CalibrationPoint
@@ -11,6 +13,8 @@ from crossover.controller.calibration.environment import asked_digest, to_status
 from crossover.controller.calibration.run import restore
 from crossover.controller.calibration.store import Calibrations
 from crossover.controller.fleets import Fleets
+from crossover.controller.operator import Operator
+from crossover.controller.settings import OperatorSettings
 from crossover.decide.variant import OFF
 
 KEY = ("team", "cal")
@@ -118,3 +122,14 @@ def test_a_successor_knows_the_changes_that_the_leader_made_to_a_fleet():
     fleets.put(plain, leading=True)
     assert fleets.get(key) is fleet
     assert fleet.memory.correction == {"draft-3": 1.3}
+
+
+def test_the_operator_follows_the_leaders_status_only_while_it_does_not_lead():
+    operator = Operator(OperatorSettings())
+    operator._ticker = operator._calibration_ticker = SimpleNamespace(want=lambda key: None)
+    operator._in_election = SimpleNamespace(is_leader=False)
+    operator._calibration_seen(body())
+    operator._calibration_seen(body(progress="1 point"))
+    operator._in_election = SimpleNamespace(is_leader=True)
+    operator._calibration_seen(body(progress="an echo of our own"))
+    assert operator._calibrations.get(KEY).status == {"progress": "1 point"}

@@ -141,6 +141,8 @@ async def model_of(server: Server, http: httpx.AsyncClient) -> str:
         )
     listed = _models(answer)
     if server.model is None:
+        if answer is None or answer.status >= 500:  # says nothing about names: it may answer the next time
+            raise MeasureFailure(FailureReason.UNREACHABLE, "the server does not answer GET /v1/models")
         if not listed:
             raise MeasureFailure(FailureReason.WRONG_MODEL, "the server lists no model: name it (--model)")
         return listed[0]
