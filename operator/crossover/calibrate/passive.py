@@ -120,7 +120,7 @@ def refine(points: Sequence[CalibrationPoint], state: PassiveState) -> Refined:
     visited = [cell for cell in state.cells if cell.moments >= FEWEST_MOMENTS and cell.variant in profile.measured]
     drifts = tuple(_drifts(profile, visited))
     factors = {item.variant: min(HIGHEST, max(LOWEST, item.factor)) for item in drifts}
-    spreads = {variant: _spread(found) for variant, found in _deviations(profile, visited).items()}
+    spreads = {variant: _spread(found) for variant, found in deviations(profile, visited).items()}
     kept = [
         _doubted(moved(point, factors.get(variant, 1.0)), spreads.get(variant, 0.0))
         for point in points
@@ -226,7 +226,7 @@ def _possible(cell: Cell) -> float:
     return min(cell.variant.draft_tokens + 1.0, max(1.0, cell.acceptance_length or 1.0))
 
 
-def _deviations(profile: Profile, cells: Iterable[Cell]) -> dict[Variant, list[tuple[float, float]]]:
+def deviations(profile: Profile, cells: Iterable[Cell]) -> dict[Variant, list[tuple[float, float]]]:
     """ln(live / calibrated) and its error, by cell of each variant."""
     by_variant: dict[Variant, list[tuple[float, float]]] = {}
     for cell in cells:
@@ -255,7 +255,7 @@ def _doubted(point: CalibrationPoint, spread: float) -> CalibrationPoint:
 
 def _drifts(profile: Profile, cells: Iterable[Cell]) -> Iterable[Drift]:
     """Weighted mean over the cells of each variant."""
-    for variant, found in sorted(_deviations(profile, cells).items()):
+    for variant, found in sorted(deviations(profile, cells).items()):
         weight = sum(1 / error**2 for _, error in found)
         mean = sum(value / error**2 for value, error in found) / weight
         error = math.sqrt(1 / weight)

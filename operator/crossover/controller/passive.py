@@ -17,7 +17,7 @@ from crossover.api.decision import Decision, Memory
 from crossover.api.fleet import FleetSnapshot
 from crossover.api.intent import Intent
 from crossover.api.points import CalibrationPoint
-from crossover.calibrate.passive import FEWEST_MOMENTS, Cell, PassiveState, moved, observe, refine
+from crossover.calibrate.passive import FEWEST_MOMENTS, Cell, PassiveState, deviations, moved, observe, refine
 from crossover.controller.calibration.store import Resolved
 from crossover.decide.learning import HIGHEST, LOWEST, RATIO, STEADY_VARIANT
 from crossover.decide.notices import notices
@@ -26,7 +26,9 @@ from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.decide.variant import OFF, Variant
 
 REFINE_SECONDS = 600.0
-"""Between two looks at whether the points should move: fits cost milliseconds, and a schedule must not follow noise."""
+"""Between two looks at whether the points should move: a schedule must not follow noise."""
+GROWN = 1.5
+"""After a fit that changed nothing, so many times the moments are wanted for the next one: it costs a tenth of a second."""
 NOTICEABLE = 0.03
 """A refined curve takes the place of the one in use when it is off by this share at a load that the fleet visits."""
 
@@ -43,6 +45,7 @@ class Passive:
     taken: Mapping[str, float] = field(default_factory=dict)
     """Variant's name -> share of its factor that stands in the points of ``profile`` now."""
     looked_at_seconds: float = 0.0
+    fitted_moments: float = 0.0
 
     def look(self, resolved: Resolved, snapshot: FleetSnapshot, memory: Memory) -> Profile | None:
         """One tick: the profile to decide by."""
@@ -60,6 +63,7 @@ class Passive:
     def forget(self) -> None:
         """The fleet is not on the machine that was measured, or goes by another calibration."""
         self.state, self.calibrated, self.profile, self.taken = PassiveState(), None, None, {}
+        self.fitted_moments = 0.0
 
     # -- between the memory in status and the memory that `decide` is given ----------------------------------------------
 
@@ -106,15 +110,17 @@ class Passive:
             for cell in self.state.cells
             if cell.moments >= FEWEST_MOMENTS and cell.variant in known and cell.variant.name in memory.correction
         )
-        if not cells:
+        in_use = self.profile or self.calibrated
+        moments = sum(cell.moments for cell in cells)
+        if not cells or _fits(in_use, cells) or moments < GROWN * self.fitted_moments:
             return
+        self.fitted_moments = moments
         try:
             refined = refine(resolved.points, PassiveState(cells))
             points, shared = _followed(refined.points, self.calibrated, cells, memory)
             made = fit_profile(points, output_tokens_per_request=resolved.output_tokens, source=self.calibrated.source)
         except ProfileError:
             return
-        in_use = self.profile or self.calibrated
         if all(abs(_ratio(made, in_use, cell) - 1) <= NOTICEABLE for cell in cells):
             return
         self.profile = made
@@ -122,6 +128,12 @@ class Passive:
         structlog.get_logger("crossover.fleet").info(
             "profile refined", source=made.source, moments=refined.moments, taken=dict(self.taken)
         )
+
+
+def _fits(profile: Profile, cells: tuple[Cell, ...]) -> bool:
+    """Every load that was visited is as the curve says, as far as its error allows."""
+    found = [item for items in deviations(profile, cells).values() for item in items]
+    return all(abs(value) <= max(NOTICEABLE, 2 * error) for value, error in found)
 
 
 def _followed(
