@@ -2,6 +2,7 @@
 the HPA's arithmetic of the spec."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from crossover.decide import plan, to_json, with_changes
 from crossover.report.facts import TickFacts
 from crossover.report.reasons import MEANING, as_table
 from crossover.report.status import build
+from crossover.report.texts import Reason
 
 SPEC = {
     "scaleTargetRef": {"name": "llama"},
@@ -67,11 +69,11 @@ def steady(demand, desired=3, **more):
     return fleet.warm(demand)
 
 
-def explained(tmp_path, body, *arguments):
+def explained(tmp_path, body, *arguments, status=0):
     path = tmp_path / "mas.yaml"
     path.write_text(json.dumps(body))
     result = CliRunner().invoke(app, ["--file", str(path), "--json", *arguments])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == status, result.output
     return json.loads(result.stdout)
 
 
@@ -122,7 +124,9 @@ def test_an_engine_that_follows_a_schedule_turns_by_itself(tmp_path):
     fleet = steady(2_000.0, follows=True)
     fleet.settings = replace(fleet.settings, schedule=((1, 7), (33, 0)))
     body, _ = saved(fleet)
-    found = turn(explained(tmp_path, body), "draft 7 -> 0 by the engine")
+    document = explained(tmp_path, body, status=1)
+    assert document["ready"]["reason"] == "ScheduleIgnoredByEngine", "these pods never say that they follow it"
+    found = turn(document, "draft 7 -> 0 by the engine")
     assert found["running_requests_per_scheduler"] == 33
 
 
@@ -179,6 +183,90 @@ def test_a_calibration_saved_with_it_is_used(tmp_path):
     }
     document = explained(tmp_path, {"kind": "List", "items": [body, calibration]})
     assert document["decided_again"] is not None, document["taken_for_granted"]
+    apart = tmp_path / "cal.yaml"
+    apart.write_text(yaml.safe_dump(calibration))
+    assert explained(tmp_path, body, "--calibration", str(apart)) == document
+    apart.write_text(yaml.safe_dump({**calibration, "metadata": {"name": "other"}}))
+    wrong = CliRunner().invoke(app, ["--file", str(tmp_path / "mas.yaml"), "--calibration", str(apart)])
+    assert wrong.exit_code == 2
+    assert "calibrationRef.name is llama-h100" in wrong.output
+
+
+def test_a_condition_that_stops_it_is_exit_status_1(tmp_path):
+    body, _ = saved(steady(2_000.0))
+    ready = next(item for item in body["status"]["conditions"] if item["type"] == "Ready")
+    ready |= {"status": "False", "reason": "TargetClaimed", "message": "delete one of the two"}
+    assert explained(tmp_path, body, status=1)["ready"]["reason"] == "TargetClaimed"
+
+
+def test_asked_at_a_load_above_the_threshold_it_switches_off_after_the_window(tmp_path):
+    body, _ = saved(steady(2_000.0))
+    document = explained(tmp_path, body, "--running", "36")["asked"]
+    assert (document["running_requests_per_scheduler"], document["pods"]) == (36, 3)
+    assert document["decision"]["draft"]["reason"] == "Stabilizing"
+    (off,) = [then for then in document["if_it_lasts"] if then["draft"]["target"] is not None]
+    assert (off["after_seconds"], off["draft"]["current"], off["draft"]["target"]) == (60, 7, 0)
+    lost = {item["what"] for item in document["decision"]["alternatives"]}
+    assert {"4 replicas", "2 replicas"} <= lost
+    assert explained(tmp_path, body)["asked"] is None
+
+
+def test_asked_at_a_load_of_two_targets_it_doubles_the_pods(tmp_path):
+    body, _ = saved(steady(2_000.0))
+    for pods in (2, 3):
+        document = explained(tmp_path, body, "--running", "80", "--pods", str(pods))["asked"]
+        assert document["decision"]["replicas"]["current"] == pods
+        assert document["decision"]["replicas"]["recommended"] == 2 * pods, "80 of a target of 40"
+
+
+def test_asked_on_fewer_pods_the_requests_stay_in_simple_mode(tmp_path):
+    body, decision = saved(steady(2_000.0))
+    document = explained(tmp_path, body, "--pods", "1")["asked"]
+    total = decision.numbers["running_requests"]
+    assert document["running_requests_per_scheduler"] == pytest.approx(total, rel=0.02)
+    assert any("stays" in text for text in document["taken_for_granted"])
+
+
+@pytest.fixture
+def measured(tmp_path):
+    from crossover.decide.profile import fit_profile
+    from crossover.decide.tables import write_points
+
+    profile = fit_profile(points())
+    body, decision = saved(steady(6_000.0), CALIBRATED, ticks=120, profile=profile)
+    table = tmp_path / "points.csv"
+    table.write_text(write_points(points()))
+    return body, decision, table
+
+
+def test_asked_on_other_pods_the_demand_stays_with_a_calibration(tmp_path, measured):
+    body, decision, table = measured
+    demand = decision.numbers["demand_tokens_per_second"]
+    count = decision.replicas.current + 2
+    document = explained(tmp_path, body, "--points", str(table), "--pods", str(count))["asked"]
+    assert document["decision"]["numbers"]["demand_tokens_per_second"] == pytest.approx(demand, rel=0.05)
+    assert document["running_requests_per_scheduler"] < decision.numbers["running_requests_per_scheduler"]
+    assert document["decision"]["replicas"]["recommended"] == pytest.approx(decision.replicas.recommended, abs=1)
+
+
+def test_asked_on_too_few_pods_for_the_demand_it_says_what_they_serve(tmp_path, measured):
+    body, _, table = measured
+    document = explained(tmp_path, body, "--points", str(table), "--pods", "1")["asked"]
+    assert document["decision"] is None
+    assert "without end" in document["taken_for_granted"][0]
+
+
+def test_the_calibration_is_shown_as_the_operator_reads_it(tmp_path, measured):
+    body, decision, table = measured
+    told = explained(tmp_path, body, "--points", str(table))["calibration"]
+    most = max(item["tokens_per_second"] or 0 for item in told["capacity"])
+    capacity = decision.numbers["capacity_tokens_per_second_per_replica"]
+    assert most >= capacity * 0.98
+    assert {item["draft_tokens"] for item in told["crossovers"]} == {1, 3, 7}
+    path = tmp_path / "mas.yaml"
+    text = CliRunner().invoke(app, ["--file", str(path), "--points", str(table), "--running", "30"]).output
+    assert "tok/s per scheduler" in text
+    assert "Asked: " in text
 
 
 def test_as_text_it_tells_the_story(tmp_path):
@@ -204,6 +292,14 @@ def test_a_fleet_that_was_never_seen_is_told_with_status_one(tmp_path):
         ("a: [", "is neither YAML nor JSON"),
         ("kind: Deployment", "holds 0 ModelAutoscalers"),
         ("just text", "holds 0 ModelAutoscalers"),
+        (
+            "kind: ModelAutoscaler\nspec: {replicas: {max: 2}, scaleTargetRef: {name: a}}\nstatus: {conditions: 5}",
+            "status.conditions: 5",
+        ),
+        (
+            "kind: ModelAutoscaler\nmetadata: 5\nspec: {replicas: {max: 2}, scaleTargetRef: {name: a}}",
+            "metadata: must be an object",
+        ),
         ("kind: ModelAutoscaler\nspec: {replicas: {min: 9, max: 2}, scaleTargetRef: {name: a}}", "spec.replicas"),
     ],
 )
@@ -231,3 +327,15 @@ def test_every_reason_has_a_meaning():
 def test_the_documentation_has_that_table():
     page = (Path(__file__).parents[2] / "docs" / "decision.md").read_text()
     assert as_table() in page
+
+
+@pytest.mark.parametrize("reason", [*DecisionReason, *Reason], ids=str)
+def test_every_reason_a_user_may_read_is_in_the_documentation(reason):
+    pages = [Path(__file__).parents[2] / "docs" / name for name in ("decision.md", "troubleshooting.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    assert re.search(rf"(?<![\w-]){reason}(?!\w)", text), f"{reason}: add it to docs/troubleshooting.md"
+
+
+def test_every_key_of_its_json_is_in_the_documentation(calm):
+    page = (Path(__file__).parents[2] / "docs" / "decision.md").read_text()
+    assert [key for key in calm[0] if f"`{key}`" not in page] == []

@@ -13,16 +13,18 @@ from typing import Annotated, Any
 import typer
 import yaml
 from pydantic import ValidationError
-from rich.console import Console
-from rich.markup import escape
 
 from crossover.api.decision import Decision, DecisionReason, Lever, Memory
 from crossover.api.faults import ClusterError, NotFound
 from crossover.api.intent import Intent
 from crossover.api.invalid import explain as explain_invalid
 from crossover.api.resources import GROUP, VERSION, ModelAutoscalerSpec
+from crossover.api.resources.status import ModelAutoscalerStatus
 from crossover.cluster.client import Client
 from crossover.cluster.login import LoginError
+from crossover.commands.explain_asked import Load, answer, live_conditions
+from crossover.commands.explain_text import print_document
+from crossover.commands.fit import summary
 from crossover.controller.calibration.store import Calibrations
 from crossover.decide import from_json, plan
 from crossover.decide.profile import Profile, ProfileError, fit_profile
@@ -31,12 +33,12 @@ from crossover.decide.tables import TableError, read_points, rows_of
 from crossover.decide.whatif import Turn, turns
 from crossover.report.conditions import timestamp
 from crossover.report.readback import ReadBack, condition, newest_seconds, read_back
-from crossover.report.reasons import NOTHING, meaning
+from crossover.report.reasons import meaning
 from crossover.report.texts import ConditionType
 
 app = typer.Typer()
 
-EXPLAINED, UNSEEN, UNUSABLE = 0, 1, 2
+EXPLAINED, STOPPED, UNUSABLE = 0, 1, 2
 MOST_BYTES = 5_000_000
 LIMITED = str(ConditionType.SCALING_LIMITED)
 
@@ -51,6 +53,14 @@ def explain(
     points: Annotated[
         Path | None, typer.Option(help="Calibration points as CSV, where the Calibration cannot be read (with --file).")
     ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A saved `kubectl get cal NAME -o yaml`, with --file.")
+    ] = None,
+    running: Annotated[
+        float | None,
+        typer.Option(help="Ask what it would do at this many running requests per scheduler.", min=0.1, max=100_000),
+    ] = None,
+    pods: Annotated[int | None, typer.Option(help="Ask what it would do on this many pods.", min=1, max=1_000)] = None,
     kubeconfig: Annotated[Path | None, typer.Option(help="Default: KUBECONFIG, else ~/.kube/config.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, documented in docs/decision.md.")] = False,
 ) -> None:
@@ -59,22 +69,27 @@ def explain(
     Reads only. What status keeps is shown as it stands; the decision is then made again from it by the operator's own
     code, and again under other loads, to find the nearest ones that would change something.
 
-    Exit status: 0 explained, 1 the operator has not seen this fleet yet, 2 the input cannot be used.
+    Exit status: 0 the fleet is managed as asked, 1 a condition stops it (Ready is not True) or the operator has not seen it
+    yet, 2 the input cannot be used.
 
-    Example: crossover explain llama-70b -n models
+    Example: crossover explain llama-70b -n models --running 60
     """
     if (name is None) == (file is None):
         raise _unusable("give either NAME (a ModelAutoscaler in the cluster) or --file")
-    body, calibration = _from_file(file) if file is not None else _from_cluster(str(name), namespace, kubeconfig)
-    profile, problem = _profile(body, calibration, points)
+    if calibration is not None and (file is None or points is not None):
+        raise _unusable("--calibration goes with --file, and not with --points: the cluster's own is read otherwise")
+    body, measured = _from_file(file) if file is not None else _from_cluster(str(name), namespace, kubeconfig)
+    if calibration is not None:
+        measured = _one(calibration, "Calibration", _items(calibration, "cal"))
+    profile, problem = _profile(body, measured, points)
     now = None if file is not None else time.time()
-    document, read = document_of(body, profile, problem, now)
+    document, read = document_of(body, profile, problem, now, Load(running, pods))
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
-        _print(document)
-    if read.snapshot is None:
-        raise typer.Exit(UNSEEN)
+        print_document(document)
+    if read.snapshot is None or (document["ready"] or {}).get("status") != "True":
+        raise typer.Exit(STOPPED)
 
 
 def _unusable(message: str) -> typer.Exit:
@@ -88,24 +103,30 @@ Body = Mapping[str, Any]
 
 
 def _from_file(path: Path) -> tuple[Body, Body | None]:
+    items = _items(path, "mas")
+    calibrations = [item for item in items if item.get("kind") == "Calibration"]
+    return _one(path, "ModelAutoscaler", items), calibrations[0] if calibrations else None
+
+
+def _items(path: Path, short: str) -> list[Body]:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise _unusable(f"{path}: larger than {MOST_BYTES} bytes: save one ModelAutoscaler")
+            raise _unusable(f"{path}: larger than {MOST_BYTES} bytes: save one object")
         body = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _unusable(f"{path}: {error.strerror or type(error).__name__}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise _unusable(f"{path}: is neither YAML nor JSON: save it with kubectl get mas NAME -o yaml") from None
+        raise _unusable(f"{path}: is neither YAML nor JSON: save it with kubectl get {short} NAME -o yaml") from None
     items = body.get("items") if isinstance(body, dict) and str(body.get("kind", "")).endswith("List") else [body]
-    kinds: dict[str, list[Body]] = {}
-    for item in items or []:
-        if isinstance(item, dict):
-            kinds.setdefault(str(item.get("kind")), []).append(item)
-    found = kinds.get("ModelAutoscaler", [])
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _one(path: Path, kind: str, items: list[Body]) -> Body:
+    found = [item for item in items if item.get("kind") == kind]
     if len(found) != 1:
-        raise _unusable(f"{path}: holds {len(found)} ModelAutoscalers, needs exactly one: kubectl get mas NAME -o yaml")
-    calibrations = kinds.get("Calibration", [])
-    return found[0], calibrations[0] if calibrations else None
+        short = "cal" if kind == "Calibration" else "mas"
+        raise _unusable(f"{path}: holds {len(found)} {kind}s, needs exactly one: kubectl get {short} NAME -o yaml")
+    return found[0]
 
 
 def _from_cluster(name: str, namespace: str, kubeconfig: Path | None) -> tuple[Body, Body | None]:
@@ -146,10 +167,17 @@ def _profile(body: Body, calibration: Body | None, points: Path | None) -> tuple
     if name is None:
         return None, ""
     if calibration is None:
-        return None, f"calibration {name} was not found: give its points with --points"
+        return None, f"calibration {name} was not found: give it with --calibration, or its points with --points"
+    meta = calibration.get("metadata")
+    meta = meta if isinstance(meta, dict) else {}
+    saved = meta.get("name")
+    if saved != name or not isinstance(calibration.get("spec"), dict):
+        raise _unusable(
+            f"metadata.name: {saved}: spec.speculation.calibrationRef.name is {name}: save that Calibration"
+        )
     known = Calibrations()
-    known.put(calibration)
-    resolved = known.resolve(str(calibration["metadata"].get("namespace", "")), str(calibration["metadata"]["name"]))
+    known.put({"status": {}, **calibration, "metadata": {"namespace": "", "uid": "", **meta}})
+    resolved = known.resolve(str(meta.get("namespace", "")), name)
     return resolved.profile, resolved.message
 
 
@@ -167,14 +195,14 @@ class Again:
 
 
 def document_of(
-    body: Body, profile: Profile | None, problem: str, now_seconds: float | None
+    body: Body, profile: Profile | None, problem: str, now_seconds: float | None, asked: Load
 ) -> tuple[dict[str, Any], ReadBack]:
     """Everything `--json` prints. ``now_seconds`` None = as of the newest time in the status."""
     try:
         spec = ModelAutoscalerSpec.model_validate(body.get("spec") or {})
     except ValidationError as error:
         raise _unusable("; ".join(f"spec.{item}" for item in explain_invalid(error)[:3])) from None
-    status = body.get("status") or {}
+    status = _status(body)
     intent, memory = spec.to_intent(), from_json(status.get("memory") or {})
     at_seconds = now_seconds if now_seconds is not None else (newest_seconds(status) or time.time())
     read = read_back(status, intent, memory, at_seconds, float(spec.metrics.stale_after_seconds))
@@ -194,10 +222,44 @@ def document_of(
         "last_decision": {**last, "meaning": says, "what_to_do": todo} if last else None,
         "recent_decisions": list(status.get("recentDecisions") or []),
         "decided_again": _decision_json(again.decision) if again is not None else None,
+        "asked": _asked_json(read, intent, memory, profile, asked, bool(needs_profile and profile is None)),
+        "calibration": None
+        if profile is None
+        else {"source": profile.source, **summary(profile, live_conditions(read.snapshot, intent, memory, profile))},
         "would_change": [*_engine_turns(again), *map(_turn_json, again.turns)] if again is not None else [],
         "taken_for_granted": [*read.missing, *([problem] if problem else [])],
     }
     return document, read
+
+
+def _status(body: Body) -> dict[str, Any]:
+    """As the operator wrote it. Fields that this version does not know are another version's, no fault."""
+    status = body.get("status") or {}
+    try:
+        ModelAutoscalerStatus.model_validate(status)
+    except ValidationError as error:
+        told = zip(error.errors(), explain_invalid(error), strict=True)
+        wrong = [str(item) for raw, item in told if raw["type"] != "extra_forbidden"]
+        if wrong:
+            raise _unusable("; ".join(f"status.{item}" for item in wrong[:3])) from None
+    if not isinstance(body.get("metadata") or {}, dict):
+        raise _unusable("metadata: must be an object: save it with kubectl get mas NAME -o yaml")
+    return dict(status)
+
+
+def _asked_json(
+    read: ReadBack, intent: Intent, memory: Memory, profile: Profile | None, asked: Load, is_blind: bool
+) -> dict[str, Any] | None:
+    if not asked.is_asked:
+        return None
+    told = answer(None if is_blind else read.snapshot, intent, memory, profile, asked)
+    return {
+        "running_requests_per_scheduler": _rounded(told.running_requests),
+        "pods": told.pods,
+        "decision": None if told.at_once is None else _decision_json(told.at_once),
+        "if_it_lasts": [{"after_seconds": after, **_decision_json(then)} for after, then in told.later],
+        "taken_for_granted": ["the calibration is not known"] if is_blind else list(told.granted),
+    }
 
 
 def _stops(item: Mapping[str, Any]) -> bool:
@@ -285,70 +347,3 @@ def _engine_turns(again: Again) -> list[dict[str, Any]]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
-
-
-# -- what is printed ---------------------------------------------------------------------------------------------------
-
-
-def _print(document: Mapping[str, Any]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-
-    def line(text: str) -> None:
-        console.print(escape(text))
-
-    console.print(f"[bold]{escape(str(document['name']))}[/] as of {document['at']}, mode {document['mode']}")
-    fleet = document["fleet"]
-    if fleet:
-        line("  " + ", ".join(f"{key} {value}" for key, value in fleet.items()))
-    crossover = document["crossover"]
-    if crossover:
-        line(f"  crossover {crossover.get('runningRequests', 'none')} running, from {crossover.get('source', '?')}")
-    last = document["last_decision"]
-    if last:
-        console.print("\n[bold]Last decision[/]")
-        line(f"  {last.get('time')} {last.get('action')} ({last.get('reason')}): {last.get('message')}")
-        if last["meaning"]:
-            line(f"  that is: {last['meaning']}; to do: {last['what_to_do'] or NOTHING}")
-    for item in document["recent_decisions"]:
-        line(f"  done: {item.get('summary')}")
-    if document["stopped_by"]:
-        console.print("\n[bold]What stops it[/]")
-        for item in document["stopped_by"]:
-            line(f"  {item['type']}={item['status']} {item.get('reason')}: {item.get('message')}")
-    _print_again(console, document)
-    for text in document["taken_for_granted"]:
-        console.print(f"[dim]note: {escape(text)}[/]")
-
-
-def _print_again(console: Console, document: Mapping[str, Any]) -> None:
-    again = document["decided_again"]
-    if again is None:
-        console.print("\nNothing can be decided again from this status.")
-        return
-    console.print("\n[bold]Decided again from these numbers[/]")
-    for name in ("draft", "replicas"):
-        part = again[name]
-        console.print(escape(f"  {name} {_shown(part)} ({part['reason']}): {part['message']}"))
-    for item in again["notices"]:
-        console.print(escape(f"  notice {item['reason']}: {item['message']}"))
-    if again["alternatives"]:
-        console.print("[bold]Weighed and lost[/]")
-        for item in again["alternatives"]:
-            console.print(escape(f"  {item['what']}: {item['lost_because']}"))
-    console.print("[bold]What would change it[/]")
-    for turn in document["would_change"]:
-        load = "this load" if turn["load_factor"] == 1 else f"{turn['load_factor']:.2f} times this load"
-        batch, demand = turn["running_requests_per_scheduler"], turn["demand_tokens_per_second"]
-        at = f" ({batch:.1f} running per scheduler" + (f", {demand:.0f} tok/s)" if demand is not None else ")")
-        console.print(
-            escape(f"  {turn['what']} at {load}{at} held for {turn['after_seconds']:.0f} s: {turn['message']}")
-        )
-    if not document["would_change"]:
-        console.print(
-            "  no load between a two-hundredth and 200 times the present one, as far as can be told from status"
-        )
-
-
-def _shown(part: Mapping[str, Any]) -> str:
-    current = "unknown" if part["current"] is None else part["current"]
-    return f"stays {current}" if part["target"] in (None, part["current"]) else f"{current} -> {part['target']}"

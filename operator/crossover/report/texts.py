@@ -42,7 +42,6 @@ class Reason(StrEnum):
     SOME_PODS_UNKNOWN = "SomePodsUnknown"
     NO_READY_PODS = "NoReadyPods"
     NOT_ASKED_YET = "NotAskedYet"
-    ENGINE_UNKNOWN = "EngineUnknown"
     # Calibrated
     CALIBRATION_NOT_FOUND = "CalibrationNotFound"
     CALIBRATION_NOT_READY = "CalibrationNotReady"
@@ -51,12 +50,10 @@ class Reason(StrEnum):
     CALIBRATION_IN_USE = "CalibrationInUse"
     # SpeculationManaged
     FOLLOWS_SCHEDULE = "EngineFollowsSchedule"
-    SCHEDULE_WRITTEN = "ScheduleWritten"
     SCHEDULE_IGNORED = "ScheduleIgnoredByEngine"
     BY_RESTART = "ByRestart"
     NOT_MANAGED = "NotManaged"
     ON_HOLD = "OnHold"
-    NO_SPECULATION = "NoSpeculation"
     # ScalingActive
     SCALING = "Scaling"
     NO_REPLICA_TARGET = "NoReplicaTarget"
@@ -66,8 +63,6 @@ class Reason(StrEnum):
     WITHIN_BOUNDS = "WithinBounds"
     # Effective
     CAN_ACT = "CanAct"
-    APPLY_FAILED = "ApplyFailed"
-    NOTHING_TO_DO = "NothingToDo"
     CLUSTER_UNREACHABLE = "ClusterUnreachable"
     # Events
     SCALED = "Scaled"
