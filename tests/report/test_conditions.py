@@ -6,7 +6,7 @@ import pytest
 from tests.report.builders import INTENT, NOW, capability, decision, facts, pod, snapshot
 
 from crossover.api.decision import DecisionReason, Lever
-from crossover.api.fleet import PodPhase, ScrapeFault
+from crossover.api.fleet import EngineType, PodPhase, ScrapeFault, SpeculationSettings
 from crossover.api.intent import Intent, Mode, ReplicaIntent, SpeculationIntent, SpeculationPolicy
 from crossover.report.conditions import compute
 from crossover.report.facts import Problem
@@ -71,6 +71,15 @@ def test_a_schedule_that_the_engine_ignores_is_not_managed():
     given = facts(snapshot=snapshot(pod(capability=capability(follows=False))), decision=decision())
     assert verdict(given, "SpeculationManaged") == ("False", "ScheduleIgnoredByEngine")
     assert conditions(given)["Ready"]["status"] == "False"
+
+
+def test_an_engine_is_not_said_to_ignore_a_schedule_that_nobody_wrote():
+    """The best schedule gains nothing over a fixed draft length, so none is written."""
+    plain = SpeculationSettings(EngineType.SGLANG, enabled=True, draft_tokens=3)
+    seen = snapshot(pod(capability=capability(follows=False)), settings=plain)
+    given = facts(snapshot=seen, decision=decision(draft_reason=DecisionReason.STEADY))
+    assert verdict(given, "SpeculationManaged") == ("True", "NothingToDo")
+    assert conditions(given)["Ready"]["status"] == "True"
 
 
 def test_a_schedule_about_to_be_written_does_not_make_the_fleet_unready():

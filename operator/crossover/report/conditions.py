@@ -140,6 +140,9 @@ def _schedule_verdict(facts: TickFacts) -> Verdict:
     draft = facts.decision.draft
     if draft.reason is DecisionReason.SCHEDULE_NEEDED:
         return Verdict(FALSE, draft.reason, draft.message)
+    settings = facts.snapshot.settings
+    if settings is not None and not settings.schedule:  # none is worth writing, or it waits for its moment
+        return Verdict(TRUE, Reason.NOTHING_TO_DO, draft.message)
     ready = facts.snapshot.in_phase(PodPhase.READY)
     told = [pod for pod in ready if pod.capability is not None]
     ignoring = [pod.name for pod in told if pod.capability is not None and not pod.capability.follows_schedule]
