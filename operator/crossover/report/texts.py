@@ -52,6 +52,7 @@ class Reason(StrEnum):
     FOLLOWS_SCHEDULE = "EngineFollowsSchedule"
     SCHEDULE_IGNORED = "ScheduleIgnoredByEngine"
     BY_RESTART = "ByRestart"
+    NOTHING_TO_DO = "NothingToDo"
     NOT_MANAGED = "NotManaged"
     ON_HOLD = "OnHold"
     # ScalingActive
