@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crossover.api.decision import DecisionReason, Lever
@@ -277,6 +277,8 @@ def test_a_schedule_is_written_once_and_then_left_alone():
 
 
 @settings(max_examples=15)
+@example(demand=14_808.0, follows=False, slower=1.3)
+@example(demand=12_058.0, follows=False, slower=1.0)
 @given(demand=st.floats(800, 20_000), follows=st.booleans(), slower=st.sampled_from([0.7, 1.0, 1.3]))
 def test_constant_demand_comes_to_rest(demand, follows, slower):
     """Two loops, one learner: no replica or draft change in the last two hours of eight."""

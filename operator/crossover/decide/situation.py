@@ -89,7 +89,7 @@ def observe(
         profile,
         memory,
         snapshot.at_seconds,
-        in_force,
+        None if snapshot.rollout_in_progress or len(load.drafts) > 1 else in_force,
         intent.objectives.time_per_output_token_seconds,
     )
     rates = all_rates(profile, profile.curves, live)
@@ -160,9 +160,11 @@ def _lever(
 
 def _in_force(load: FleetLoad, settings: SpeculationSettings | None, lever: Lever, profile: Profile) -> Variant | None:
     """What runs now, as the nearest variant that has a curve."""
-    if settings is not None and not settings.enabled:
+    told = sum(load.drafts.values())
+    if settings is not None and not settings.enabled and 2 * told <= load.schedulers:
         return OFF if OFF in profile.curves else nearest(0, profile.curves)
-    draft = load.draft_in_force
+    # In the middle of a rollout the template tells what is wanted; what is in force is what most schedulers run.
+    draft = max(load.drafts, key=lambda length: load.drafts[length], default=None)
     if draft is None and settings is not None and not settings.schedule:
         draft = settings.draft_tokens
     if draft is None:
