@@ -23,7 +23,7 @@ assets:  ## etcd, kube-apiserver, kube-controller-manager, kubectl, helm: built 
 	@$(PYTHON) hack/assets.py >/dev/null
 
 test: setup assets  ## all tests, against a real kube-apiserver
-	@echo "test: the whole suite on 2 workers (about 6 minutes)"
+	@echo "test: the whole suite on 2 workers (about 7 minutes)"
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: setup  ## ruff, mypy --strict, import-linter, generated files

@@ -75,7 +75,14 @@ def sglang(*more):
 
 def calibrate(*arguments, **more):
     command = [sys.executable, "-m", "crossover", "calibrate", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_interruptible, **more
+    )
+
+
+def _interruptible():
+    """A shell starts background jobs with SIGINT ignored, and their children inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def hidden_crossover(context):

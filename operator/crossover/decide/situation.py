@@ -160,8 +160,8 @@ def _lever(
 
 def _in_force(load: FleetLoad, settings: SpeculationSettings | None, lever: Lever, profile: Profile) -> Variant | None:
     """What runs now, as the nearest variant that has a curve."""
-    told = sum(load.drafts.values())
-    if settings is not None and not settings.enabled and 2 * told <= load.schedulers:
+    drafting = sum(count for length, count in load.drafts.items() if length)
+    if settings is not None and not settings.enabled and 2 * drafting <= load.schedulers:
         return OFF if OFF in profile.curves else nearest(0, profile.curves)
     # In the middle of a rollout the template tells what is wanted; what is in force is what most schedulers run.
     draft = max(load.drafts, key=lambda length: load.drafts[length], default=None)
