@@ -11,7 +11,7 @@ from typing import Any
 
 from crossover.api.fleet import Capability
 from crossover.api.points import CalibrationPoint
-from crossover.decide.crossings import Crossover, Verdict, crossovers
+from crossover.decide.crossings import Crossover, Verdict, crossover_document, crossovers
 from crossover.decide.operating import Conditions, Rates, all_rates, best_schedule
 from crossover.decide.profile import Profile, fit_profile
 from crossover.decide.schedule import Schedule, describe
@@ -223,26 +223,7 @@ def as_document(result: CalibrationResult) -> dict[str, Any]:
     return {
         "verdict": result.verdict,
         "context_tokens": result.profile.context_tokens,
-        "crossovers": [
-            {
-                "draft_tokens": item.variant.draft_tokens,
-                "against": item.against.name,
-                "verdict": str(item.verdict),
-                "crossings": [
-                    {
-                        "running_requests": crossing.running_requests,
-                        "low": crossing.low,
-                        "high": crossing.high,
-                        "pays_below": crossing.pays_below,
-                    }
-                    for crossing in item.crossings
-                ],
-                "measured_running_requests": list(item.measured),
-                "gain_at_lowest": item.gain_at_low,
-                "gain_at_highest": item.gain_at_high,
-            }
-            for item in result.crossovers
-        ],
+        "crossovers": [crossover_document(item) for item in result.crossovers],
         "schedule": [list(entry) for entry in result.schedule],
         "schedule_text": describe(result.schedule),
         "schedule_zero_is_assumed": result.zero_is_assumed,

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from crossover.decide.crossings import Crossover, crossovers
+from crossover.decide.crossings import Crossover, crossover_document, crossovers
 from crossover.decide.operating import Conditions, Rates, best_schedule
 from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.decide.schedule import Schedule, describe
@@ -136,24 +136,10 @@ def summary(profile: Profile, conditions: Conditions) -> dict[str, Any]:
 
 
 def _crossover_json(item: Crossover) -> dict[str, Any]:
-    return {
-        "draft_tokens": item.variant.draft_tokens,
-        "against": item.against.name,
-        "verdict": str(item.verdict),
-        "crossings": [
-            {
-                "running_requests": crossing.running_requests,
-                "low": crossing.low,
-                "high": crossing.high,
-                "verified_tokens": crossing.running_requests * (item.variant.draft_tokens + 1),
-                "pays_below": crossing.pays_below,
-            }
-            for crossing in item.crossings
-        ],
-        "measured_running_requests": list(item.measured),
-        "gain_at_lowest": item.gain_at_low,
-        "gain_at_highest": item.gain_at_high,
-    }
+    shown = crossover_document(item)
+    for crossing in shown["crossings"]:
+        crossing["verified_tokens"] = crossing["running_requests"] * (item.variant.draft_tokens + 1)
+    return shown
 
 
 def _print(profile: Profile, conditions: Conditions, result: dict[str, Any]) -> None:

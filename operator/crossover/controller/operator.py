@@ -73,11 +73,16 @@ class Operator:
             elector = self._in_election = self._elector(client, identity)
             pods = PodCache(client, self._clock, self._pod_changed)
             stack.push_async_callback(pods.close)
-            reconciler = Reconciler(self._parts(client, scraper, pods, identity), lambda: self._leads(elector))
+            kinds = Kinds(client, self._clock)
+            workloads = Workloads(client, kinds)
+            recorder = Recorder(client, self._clock, instance=identity)
+            rivals = Rivals(client, kinds, self._clock)
+            parts = self._parts(client, scraper, pods, TargetFinder(workloads, rivals), workloads, recorder)
+            reconciler = Reconciler(parts, lambda: self._leads(elector))
             self._ticker = Ticker(reconciler.tick, self._clock, workers=settings.workers)
             http = await stack.enter_async_context(open_http())
             measuring = CalibrationReconciler(
-                self._calibration_parts(client, http, identity), lambda: self._leads(elector)
+                self._calibration_parts(client, http, workloads, recorder), lambda: self._leads(elector)
             )
             self._calibration_ticker = Ticker(measuring.tick, self._clock, workers=settings.calibrations)
             runner, port = await health.serve(
@@ -150,14 +155,19 @@ class Operator:
 
     # -- wiring -------------------------------------------------------------------------------------------------------
 
-    def _parts(self, client: Client, scraper: Scraper, pods: PodCache, identity: str) -> Parts:
-        kinds = Kinds(client, self._clock)
-        workloads = Workloads(client, kinds)
-        recorder = Recorder(client, self._clock, instance=identity)
+    def _parts(
+        self,
+        client: Client,
+        scraper: Scraper,
+        pods: PodCache,
+        finder: TargetFinder,
+        workloads: Workloads,
+        recorder: Recorder,
+    ) -> Parts:
         return Parts(
             fleets=self._fleets,
             pods=pods,
-            finder=TargetFinder(workloads, Rivals(client, kinds, self._clock)),
+            finder=finder,
             observer=Observer(scraper),
             hands=Hands(Writer(client), workloads, scraper.door),
             reporter=Reporter(client, recorder, self._metrics),
@@ -165,17 +175,18 @@ class Operator:
             clock=self._clock,
         )
 
-    def _calibration_parts(self, client: Client, http: httpx.AsyncClient, identity: str) -> CalibrationParts:
+    def _calibration_parts(
+        self, client: Client, http: httpx.AsyncClient, workloads: Workloads, recorder: Recorder
+    ) -> CalibrationParts:
         settings = self._settings
         precision = Precision(
             settings.calibration_relative_error,
             settings.calibration_least_seconds,
             settings.calibration_most_seconds,
         )
-        recorder = Recorder(client, self._clock, instance=identity)
         return CalibrationParts(
             calibrations=self._calibrations,
-            workloads=Workloads(client, Kinds(client, self._clock)),
+            workloads=workloads,
             pods=ScratchPods(client, Writer(client)),
             measuring=Measuring(client, http, precision),
             reporter=CalibrationReporter(client, recorder, self._clock),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from crossover.decide.operating import Conditions, Rates
 from crossover.decide.profile import Profile
@@ -122,3 +123,24 @@ def _edge(batches: list[float], gains: list[float], errors: list[float], clear: 
     lack = abs(abs(gains[beside]) - CONFIDENCE * errors[beside]) if inside else CONFIDENCE * errors[clear]
     share = surplus / (surplus + lack) if surplus + lack > 0 else 0.0
     return math.exp(math.log(batches[clear]) + share * (math.log(there) - math.log(batches[clear])))
+
+
+def crossover_document(item: Crossover) -> dict[str, Any]:
+    """For the `--json` of every command that shows crossovers."""
+    return {
+        "draft_tokens": item.variant.draft_tokens,
+        "against": item.against.name,
+        "verdict": str(item.verdict),
+        "crossings": [
+            {
+                "running_requests": crossing.running_requests,
+                "low": crossing.low,
+                "high": crossing.high,
+                "pays_below": crossing.pays_below,
+            }
+            for crossing in item.crossings
+        ],
+        "measured_running_requests": list(item.measured),
+        "gain_at_lowest": item.gain_at_low,
+        "gain_at_highest": item.gain_at_high,
+    }

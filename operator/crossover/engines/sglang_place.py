@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
-
 from crossover.engines.arguments import CommandLine, Flag, parse, with_prefixes
 from crossover.engines.contract import Refusal
+from crossover.engines.values import yaml_object
 
 STEM = "--speculative-"
 
@@ -141,11 +140,8 @@ def with_file(line: CommandLine, path: str, files: Mapping[str, str]) -> Options
             field="spec.template.spec.containers[].args",
             fix="Mount it from a ConfigMap in this namespace.",
         )
-    try:
-        document = yaml.safe_load(files[path]) or {}
-    except yaml.YAMLError:
-        document = None
-    if not isinstance(document, dict):
+    document = yaml_object(files[path])
+    if document is None:
         raise Refusal(
             "InvalidConfig",
             f"{path} is no YAML object: the server would not start with it.",

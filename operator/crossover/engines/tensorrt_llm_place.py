@@ -16,6 +16,7 @@ import yaml
 
 from crossover.engines.arguments import CommandLine, Flag, parse
 from crossover.engines.contract import Refusal
+from crossover.engines.values import yaml_object
 
 CONFIG = Flag(("--config", "--extra_llm_api_options", "--extra-engine-args"))
 CONFIG_VARIABLE = "DYN_TRTLLM_EXTRA_ENGINE_ARGS"
@@ -147,11 +148,8 @@ def _yaml(
             field="spec.template.spec.containers[].volumeMounts",
             fix="Mount the YAML from a ConfigMap in this namespace.",
         )
-    try:
-        document = yaml.safe_load(files[path]) or {}
-    except yaml.YAMLError:
-        document = None
-    if not isinstance(document, dict):
+    document = yaml_object(files[path])
+    if document is None:
         raise Refusal(
             "InvalidConfig",
             f"{path} is no YAML object: the server would not start with it.",

@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+import yaml
+
 
 def document(body: bytes) -> Any:
     """A JSON body; None when it is none (also when it nests too deeply)."""
@@ -31,3 +33,12 @@ def count(value: object) -> int | None:
     """A whole number of at least 1, no boolean."""
     good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return int(value) if good else None  # type: ignore[call-overload]
+
+
+def yaml_object(text: str) -> dict[str, Any] | None:
+    """A file of options: empty is an empty object; None = no YAML, or no object."""
+    try:
+        found = yaml.safe_load(text) or {}
+    except yaml.YAMLError:
+        return None
+    return found if isinstance(found, dict) else None

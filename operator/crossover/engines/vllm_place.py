@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
-
 from crossover.engines.arguments import CommandLine, Flag, parse
 from crossover.engines.contract import Refusal
+from crossover.engines.values import yaml_object
 
 TOKENS_KEY = "num_speculative_tokens"
 KSERVE_VARIABLE = "VLLM_ADDITIONAL_ARGS"
@@ -100,11 +99,8 @@ def _in_file(line: CommandLine, files: Mapping[str, str]) -> Found:
             field="spec.template.spec.containers[].args",
             fix="Mount it from a ConfigMap in this namespace, or write --speculative-config into args.",
         )
-    try:
-        document = yaml.safe_load(files[path]) or {}
-    except yaml.YAMLError:
-        document = None
-    if not isinstance(document, dict):
+    document = yaml_object(files[path])
+    if document is None:
         raise _invalid(f"{path} is no YAML object", "Correct the ConfigMap.")
     value = next((document[key] for key in FILE_KEYS if key in document), None)
     if value is None:

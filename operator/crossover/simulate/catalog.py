@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossover.decide.profile import Profile
+from crossover.decide.schedule import Schedule, draft_at
 from crossover.simulate.fleet import DraftTable, Fleet, Physics
 from crossover.simulate.policies import dynamo, own, peers, wva
 from crossover.simulate.policies.base import ReplicaPolicy
@@ -140,15 +141,11 @@ DEFAULT = (
 )
 
 
-def by_schedule(schedule: Sequence[tuple[int, int]]) -> DraftTable:
+def by_schedule(schedule: Schedule) -> DraftTable:
     """The engine's own schedule: gated zero where it says 0."""
 
     def lookup(running: float) -> tuple[int, bool]:
-        draft = schedule[0][1]
-        for key, value in schedule:
-            if running >= key:
-                draft = value
-        return draft, False
+        return draft_at(schedule, max(running, 1.0)) or 0, False
 
     return lookup
 

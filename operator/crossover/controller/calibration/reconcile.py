@@ -345,14 +345,5 @@ def _plan(spec: CalibrationSpec, subject: Subject, run: Run) -> SweepPlan:
         largest_running_requests=spec.max_running_requests,
         ladder=tuple(sorted(set(spec.running_requests or ()))),
         most_points=spec.max_points,
-        limits=limits(run),
+        limits=run.limits,
     )
-
-
-def limits(run: Run) -> dict[Variant, int]:
-    """Most running requests of the servers met so far."""
-    return {
-        described.variant: described.most_running_requests
-        for described in run.described.values()
-        if described.most_running_requests is not None
-    }

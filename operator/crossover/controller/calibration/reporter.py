@@ -21,7 +21,6 @@ from crossover.controller.calibration.store import Kept, Key, points_of
 from crossover.controller.ticker import Clock
 from crossover.decide.profile import ProfileError
 from crossover.decide.schedule import describe
-from crossover.decide.variant import Variant
 from crossover.engines.contract import ConfigFile
 from crossover.report.calibration import (
     NOT_MEASURED,
@@ -73,7 +72,7 @@ class CalibrationReporter:
             result = summarise(
                 points,
                 capability=run.capability if run is not None else None,
-                limits=_limits(run),
+                limits=run.limits if run is not None else None,
                 tpot_seconds=None if milliseconds is None else milliseconds / 1000,
                 source=f"calibration {key[1]}",
             )
@@ -199,16 +198,6 @@ def _useless(run: Run | None, message: str) -> Told:
     """Points that give no answer. A variant that could not be had is the better reason."""
     lost = next(iter(run.lost.values()), None) if run is not None else None
     return Told.failure(lost.reason if lost is not None else Why.UNUSABLE, message)
-
-
-def _limits(run: Run | None) -> dict[Variant, float]:
-    if run is None:
-        return {}
-    return {
-        item.variant: float(item.most_running_requests)
-        for item in run.described.values()
-        if item.most_running_requests is not None
-    }
 
 
 def _status_of(status: Mapping[str, Any], kind: str) -> str:

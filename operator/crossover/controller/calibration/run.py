@@ -63,6 +63,15 @@ class Run:
         return next((item for item in told if item.speculative_algorithm is not None), None)
 
     @property
+    def limits(self) -> dict[Variant, int]:
+        """Most running requests of the servers met so far."""
+        return {
+            described.variant: described.most_running_requests
+            for described in self.described.values()
+            if described.most_running_requests is not None
+        }
+
+    @property
     def losses(self) -> str:
         return "; ".join(f"{variant.shown}: {lost.message}" for variant, lost in self.lost.items())
 

@@ -22,31 +22,6 @@ Key = tuple[str, str]
 """(namespace, name)."""
 
 
-@dataclass(slots=True)
-class Kept:
-    """One Calibration."""
-
-    body: Mapping[str, Any]
-    status: Mapping[str, Any]
-    """As last written, or as read at the start."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the object goes or its spec changes: what is being measured is stopped."""
-    run: Any = None
-    """What the runner remembers between ticks; never the only copy of a point."""
-    unwritten: Any = None
-    """A status that the API server has not taken yet: nothing goes on before it has."""
-    fitted: tuple[tuple[CalibrationPoint, ...], Profile] | None = None
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        meta: Mapping[str, Any] = self.body["metadata"]
-        return meta
-
-    @property
-    def generation(self) -> int:
-        return int(self.meta.get("generation", 0))
-
-
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """What a ModelAutoscaler gets from its `calibrationRef`."""
@@ -61,6 +36,33 @@ class Resolved:
     """What the profile was fitted to."""
     output_tokens: float | None = None
     """Of a request; None = not told."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """One Calibration."""
+
+    body: Mapping[str, Any]
+    status: Mapping[str, Any]
+    """As last written, or as read at the start."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the object goes or its spec changes: what is being measured is stopped."""
+    run: Any = None
+    """What the runner remembers between ticks; never the only copy of a point."""
+    unwritten: Any = None
+    """A status that the API server has not taken yet: nothing goes on before it has."""
+    fitted: tuple[tuple[CalibrationPoint, ...], Profile] | None = None
+    resolved: tuple[Mapping[str, Any], Mapping[str, Any], Resolved] | None = None
+    """What was made of which body and status: fleets ask on every tick."""
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        meta: Mapping[str, Any] = self.body["metadata"]
+        return meta
+
+    @property
+    def generation(self) -> int:
+        return int(self.meta.get("generation", 0))
 
 
 class Calibrations:
@@ -102,27 +104,35 @@ class Calibrations:
         return self._by_key.get(key)
 
     def resolve(self, namespace: str, name: str) -> Resolved:
-        """The profile of a Calibration, fitted once for as long as its points stay the same."""
+        """What a fleet goes by; made anew only for another body or status."""
         kept = self._by_key.get((namespace, name))
         if kept is None:
             return Resolved(reason=Reason.CALIBRATION_NOT_FOUND, message=texts.calibration_not_found(name))
-        try:
-            spec = CalibrationSpec.model_validate(kept.body["spec"])
-            given = spec.points is not None
-            points = points_of(spec, kept.status)
-            if not points or not (given or _is_ready(kept.status)):
-                return Resolved(reason=Reason.CALIBRATION_NOT_READY, message=texts.calibration_not_ready(name))
-            output = None if given else float(spec.workload.output_tokens)
-            if kept.fitted is None or kept.fitted[0] != points:
-                kept.fitted = (
-                    points,
-                    fit_profile(points, output_tokens_per_request=output, source=f"calibration {name}"),
-                )
-        except (ValidationError, ProfileError) as error:
-            why = str(error) if isinstance(error, ProfileError) else "its spec is not valid"
-            return Resolved(reason=Reason.CALIBRATION_UNUSABLE, message=texts.calibration_unusable(name, why))
-        environment = None if given else from_status(kept.status.get("environment") or {})
-        return Resolved(kept.fitted[1], environment, points=points, output_tokens=output)
+        known = kept.resolved
+        if known is None or known[0] is not kept.body or known[1] is not kept.status:
+            known = kept.resolved = (kept.body, kept.status, _resolved(kept, name))
+        return known[2]
+
+
+def _resolved(kept: Kept, name: str) -> Resolved:
+    """The profile of a Calibration, fitted once for as long as its points stay the same."""
+    try:
+        spec = CalibrationSpec.model_validate(kept.body["spec"])
+        given = spec.points is not None
+        points = points_of(spec, kept.status)
+        if not points or not (given or _is_ready(kept.status)):
+            return Resolved(reason=Reason.CALIBRATION_NOT_READY, message=texts.calibration_not_ready(name))
+        output = None if given else float(spec.workload.output_tokens)
+        if kept.fitted is None or kept.fitted[0] != points:
+            kept.fitted = (
+                points,
+                fit_profile(points, output_tokens_per_request=output, source=f"calibration {name}"),
+            )
+    except (ValidationError, ProfileError) as error:
+        why = str(error) if isinstance(error, ProfileError) else "its spec is not valid"
+        return Resolved(reason=Reason.CALIBRATION_UNUSABLE, message=texts.calibration_unusable(name, why))
+    environment = None if given else from_status(kept.status.get("environment") or {})
+    return Resolved(kept.fitted[1], environment, points=points, output_tokens=output)
 
 
 def points_of(spec: CalibrationSpec, status: Mapping[str, Any]) -> tuple[CalibrationPoint, ...]:

@@ -22,13 +22,12 @@ from crossover.api.fleet import (
 from crossover.api.intent import Intent, Objectives, ReplicaIntent, SpeculationIntent
 from crossover.decide import plan, with_changes
 from crossover.decide.profile import Profile
+from crossover.decide.schedule import Schedule
 from crossover.observe.rates import WINDOW_SECONDS
 from crossover.simulate.fleet import MOST_PREFILL, Physics
 from crossover.simulate.observation import Observation
 from crossover.simulate.plant import Plant
 from crossover.simulate.traces import Bin, Trace
-
-Schedule = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
