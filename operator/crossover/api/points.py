@@ -34,3 +34,5 @@ class CalibrationPoint:
     same, or not measured by Crossover."""
     acceptance_error: float | None = None
     """One standard error of ``acceptance_length``, as a share of it; None = as ``relative_error``."""
+    interpolated: bool = False
+    """Not measured: the draft length lies between measured ones (`crossover.calibrate.between`)."""

@@ -53,9 +53,15 @@ class Crossover:
     gain_at_low: float
     """S(K) / S(0) - 1 at the low end of the range, at the high end."""
     gain_at_high: float
+    interpolated: bool = False
+    """The draft length was not measured: its curve was made from those on both sides."""
 
     @property
     def shown(self) -> str:
+        return f"{self._places}{', interpolated' if self.interpolated else ''}"
+
+    @property
+    def _places(self) -> str:
         if self.crossings:
             return ", ".join(crossing.shown for crossing in self.crossings)
         low, high = self.measured
@@ -99,6 +105,7 @@ def between(profile: Profile, speculating: Rates, zero: Rates) -> Crossover:
         (low, high),
         math.expm1(gains[0]),
         math.expm1(gains[-1]),
+        any(profile.curves[item.variant].interpolated for item in (speculating, zero)),
     )
 
 
@@ -143,4 +150,5 @@ def crossover_document(item: Crossover) -> dict[str, Any]:
         "measured_running_requests": list(item.measured),
         "gain_at_lowest": item.gain_at_low,
         "gain_at_highest": item.gain_at_high,
+        "interpolated": item.interpolated,
     }

@@ -52,6 +52,8 @@ class Curve:
     verified: float = 1.0
     """Tokens verified per request and step."""
     draft_steps: float = 0.0
+    interpolated: bool = False
+    """Nothing of it was measured: it was made from the draft lengths on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def fit_profile(
         raise ProfileError("no calibration points: measure at least one draft length at two loads")
     contexts = [item.context for item in measured if item.context]
     context = fmean(contexts) if contexts else 0.0
-    shape = fit([item.sample for item in measured])
+    # What was interpolated tells nothing of the machine that its neighbours have not told.
+    shape = fit([item.sample for item in measured if not item.interpolated])
     per_kv = shape.per_kv_token if shape is not None else (prior.kv_seconds(1.0) if prior is not None else 0.0)
     groups: dict[Variant, list[_Measured]] = {}
     for item in measured:
@@ -152,7 +155,8 @@ def fit_profile(
     kept = left_out * context
     priors = {variant: _prior(variant, groups[variant], reduced[variant], shape, prior, kept) for variant in groups}
     enough = shape is not None
-    spread = best_spread([(reduced[v], priors[v]) for v in groups]) if enough else LITTLE_KNOWN
+    seen = [v for v in groups if not all(item.interpolated for item in groups[v])]
+    spread = best_spread([(reduced[v], priors[v]) for v in seen]) if enough else LITTLE_KNOWN
     grid = _grid(max(item.sample.running for item in measured))
     curves = {v: _curve(v, groups[v], reduced[v], priors[v], spread, grid, per_kv, context) for v in sorted(groups)}
     curves |= _stand_ins(curves, shape)
@@ -197,6 +201,7 @@ class _Measured:
     acceptance: float | None
     error: float
     acceptance_error: float
+    interpolated: bool = False
 
 
 def _read(point: CalibrationPoint, number: int) -> _Measured:
@@ -230,7 +235,7 @@ def _read(point: CalibrationPoint, number: int) -> _Measured:
     weight = 1 / max(error, 1e-3) ** 2
     sample = Sample(point.running_requests, verified, context * point.running_requests, steps, seconds, weight)
     luck = point.acceptance_error if point.acceptance_error is not None else error
-    return _Measured(variant, sample, context, acceptance, error, luck)
+    return _Measured(variant, sample, context, acceptance, error, luck, point.interpolated)
 
 
 def _reduced(item: _Measured, per_kv: float) -> Point:
@@ -317,4 +322,5 @@ def _curve(
         len(points),
         items[0].sample.verified,
         items[0].sample.draft_steps,
+        all(item.interpolated for item in items),
     )

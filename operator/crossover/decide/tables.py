@@ -1,6 +1,6 @@
 """Calibration points as a table: ``running_requests, draft_tokens`` and ``step_ms`` or ``tokens_per_second``; optional
 ``context_tokens, acceptance_length, off, verified_tokens, relative_error, acceptance_error,
-asked_running_requests``. ``draft_tokens`` may say ``off``.
+asked_running_requests, interpolated``. ``draft_tokens`` may say ``off``.
 
 Text in, points out, no file I/O. Tables of speed-ups only: `crossover.decide.sweeps`.
 """
@@ -26,6 +26,7 @@ POINT_COLUMNS = (
     "relative_error",
     "acceptance_error",
     "asked_running_requests",
+    "interpolated",
 )
 TRUE, FALSE = {"true", "yes", "1", "off"}, {"", "false", "no", "0", "gated"}
 MOST_ROWS = 100_000
@@ -92,6 +93,7 @@ def _point(row: Row, line: int) -> CalibrationPoint:
         verified_tokens=whole(row, "verified_tokens", line),
         acceptance_error=above_zero(row, "acceptance_error", line),
         asked_running_requests=whole(row, "asked_running_requests", line),
+        interpolated=_flag(row, "interpolated", line),
     )
 
 
@@ -126,6 +128,7 @@ def write_points(points: Iterable[CalibrationPoint]) -> str:
             point.relative_error,
             point.acceptance_error,
             point.asked_running_requests,
+            "true" if point.interpolated else None,
         )
         writer.writerow(
             ["" if value is None else f"{value:g}" if isinstance(value, float) else value for value in values]

@@ -8,7 +8,7 @@ It raises `Refusal` on what a *user's template or schedule* asks for, in the eng
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from crossover.api.fleet import Capability, EngineType, PodReading, SpeculationSettings
@@ -46,6 +46,9 @@ class WantedSpeculation:
     enabled: bool
     draft_tokens: int | None = None
     schedule: Schedule = ()
+    forced_acceptance_length: float | None = None
+    """Tokens per request and step, bonus token included, that the server shall take whatever its draft is worth: what it
+    answers is then meaningless, so only a scratch pod is ever started like this. None = as the user wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,9 @@ class ContainerEdit:
     @property
     def is_empty(self) -> bool:
         return self.command is None and self.args is None and not self.env and self.file is None
+
+    def with_env(self, variables: Mapping[str, str]) -> ContainerEdit:
+        return replace(self, env={**self.env, **variables})
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,10 @@ from crossover.engines.values import document, number
 
 LOADS = "/v1/loads?include=core,spec,queues,disagg"
 METRICS = "/metrics"
+FORCED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
+"""Bonus token included. Builds before the prefix ignore it."""
+FORCED_HOW = {"SGLANG_SIMULATE_ACC_METHOD": "match-expected", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
+"""The mean is kept exactly, and detokenizing costs what it does in production (the other mode repeats one token)."""
 
 
 class SGLang:
@@ -156,7 +160,10 @@ class SGLang:
         capability: Capability,
         removed: Mapping[str, Any],
     ) -> ContainerEdit:
-        return settings.edit(container, files, wanted, capability, removed)
+        change = settings.edit(container, files, wanted, capability, removed)
+        if wanted.forced_acceptance_length is None:
+            return change
+        return change.with_env({FORCED_LENGTH: f"{wanted.forced_acceptance_length:.6g}", **FORCED_HOW})
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from crossover.engines.values import count, document, mapping
 
 PROMETHEUS = "/prometheus/metrics"
 SERVER_INFO = "/server_info"
+FORCED_DRAFTS = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+"""Accepted draft tokens, bonus token not counted. Builds that read whole numbers only ignore a fraction, with a warning."""
 
 _SERVE = (
     "scheduled_batch_size",
@@ -149,7 +151,10 @@ class TensorRTLLM:
         capability: Capability,
         removed: Mapping[str, Any],
     ) -> ContainerEdit:
-        return settings.edit(container, files, wanted, capability, removed)
+        change = settings.edit(container, files, wanted, capability, removed)
+        if wanted.forced_acceptance_length is None:
+            return change
+        return change.with_env({FORCED_DRAFTS: f"{wanted.forced_acceptance_length - 1:.6g}"})
 
 
 def _described(body: bytes) -> bool:

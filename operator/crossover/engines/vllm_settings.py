@@ -29,6 +29,8 @@ from crossover.engines.vllm_place import (
 
 Version = tuple[int, ...]
 
+SYNTHETIC_SINCE: Version = (0, 21)
+"""Merged in April 2026, after 0.20.0 was cut."""
 SCHEDULE_SINCE: Version = (0, 24)
 DP_GUARD_SINCE: Version = (0, 27)
 """Seen there and not in 0.25.1; 0.26 is treated as without it."""
@@ -230,7 +232,7 @@ def edit(
         return ContainerEdit(name) if found.config is None else _off(name, found)
     if found.config is None:
         return _on(container, files, found, wanted, able, removed)
-    config = _changed(found.config, wanted, able)
+    config = _forced(_changed(found.config, wanted, able), wanted, able)
     return ContainerEdit(name) if config == found.config else _write(name, found, config)
 
 
@@ -252,6 +254,27 @@ def _changed(config: Mapping[str, Any], wanted: WantedSpeculation, able: Capabil
         new[TOKENS_KEY] = wanted.draft_tokens
         new.pop(SCHEDULE_KEY, None)
     return new
+
+
+def _forced(config: dict[str, Any], wanted: WantedSpeculation, able: Capability) -> dict[str, Any]:
+    """Synthetic rejection sampling (vLLM PR 40662): of length L it accepts floor(L) - 1 tokens and one more with what is
+    left of L."""
+    if wanted.forced_acceptance_length is None:
+        return config
+    version = version_of(able.version)
+    if version is not None and version < SYNTHETIC_SINCE:
+        raise Refusal(
+            "ForcedAcceptanceUnsupported",
+            f"synthetic_acceptance_length needs vLLM 0.21.0, this is {_text(version)}, which would not start with it.",
+            field="spec.forcedAcceptance",
+            fix="Leave it out, or update the server.",
+        )
+    others = {key: value for key, value in config.items() if key != "synthetic_acceptance_rates"}
+    return {
+        **others,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": wanted.forced_acceptance_length,
+    }
 
 
 def _write(name: str, found: Found, config: Mapping[str, Any]) -> ContainerEdit:

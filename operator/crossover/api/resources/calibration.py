@@ -35,6 +35,46 @@ class WorkloadSpec(Resource):
     )
 
 
+class ForcedAcceptanceSpec(Resource):
+    """Acceptance as production has it, whatever the prompts of the measurement are."""
+
+    by_position: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Share of steps in which the draft token of that position is accepted, never rising."
+    )
+    acceptance_length: Annotated[float, Field(ge=1, le=65)] | None = Field(
+        None, description="Instead: tokens per request and step with draftTokens, bonus token included."
+    )
+    draft_tokens: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="The draft length at which acceptanceLength was seen; others follow from it."
+    )
+    cel_rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.byPosition) != (has(self.acceptanceLength) && has(self.draftTokens))",
+            "give byPosition, or acceptanceLength together with draftTokens",
+            ".byPosition",
+        ),
+        Rule(
+            "!has(self.acceptanceLength) || !has(self.draftTokens) || "
+            "double(self.acceptanceLength) <= double(self.draftTokens) + 1.0",
+            "acceptanceLength is at most draftTokens + 1: the bonus token counts",
+            ".acceptanceLength",
+        ),
+        Rule(
+            "!has(self.byPosition) || self.byPosition.map(share, -double(share)).isSorted()",
+            "byPosition must not rise: a token is accepted only after the ones before it",
+            ".byPosition",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _rules(self) -> ForcedAcceptanceSpec:
+        length, draft, shares = self.acceptance_length, self.draft_tokens, self.by_position
+        check(self, (shares is not None) != (length is not None and draft is not None), self.cel_rules[0])
+        check(self, length is None or draft is None or length <= draft + 1, self.cel_rules[1])
+        check(self, shares is None or shares == sorted(shares, reverse=True), self.cel_rules[2])
+        return self
+
+
 class PointSpec(Resource):
     """One steady state of one replica."""
 
@@ -62,6 +102,9 @@ class PointSpec(Resource):
         None, description="One standard error of acceptanceLength, percent; as relativeErrorPercent when left out."
     )
     asked_running_requests: Running | None = Field(None, description="Requests kept in flight while it was measured.")
+    interpolated: Literal[True] | None = Field(
+        None, description="Not measured: the draft length lies between measured ones."
+    )
     cel_rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.stepMilliseconds) || has(self.outputTokensPerSecond)",
@@ -102,6 +145,7 @@ class PointSpec(Resource):
             verified_tokens=self.verified_tokens,
             asked_running_requests=self.asked_running_requests,
             acceptance_error=None if self.acceptance_error_percent is None else self.acceptance_error_percent / 100,
+            interpolated=bool(self.interpolated),
         )
 
     @classmethod
@@ -120,6 +164,7 @@ class PointSpec(Resource):
             relative_error_percent=None if point.relative_error is None else _digits(point.relative_error * 100),
             acceptance_error_percent=None if point.acceptance_error is None else _digits(point.acceptance_error * 100),
             asked_running_requests=point.asked_running_requests,
+            interpolated=True if point.interpolated else None,
         )
 
 
@@ -144,6 +189,13 @@ class CalibrationSpec(Resource):
     workload: WorkloadSpec = Field(default_factory=WorkloadSpec, description="What requests look like.")
     draft_tokens: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=8)] | None = Field(
         None, description="Draft lengths to measure; left out, the one of the pod template."
+    )
+    forced_acceptance: ForcedAcceptanceSpec | None = Field(
+        None,
+        description=(
+            "Scratch pods accept draft tokens as told instead of by their worth: prompts need not be like production's, and of "
+            "four or more draft lengths only three are measured while the others follow from them."
+        ),
     )
     include_off: bool = Field(True, description="Measure a process started without speculation.")
     include_gated: bool = Field(
