@@ -60,6 +60,22 @@ class Forcing:
         profile = fit_profile(points)
         return tuple(point for draft in missing for point in self._made(profile, points, draft, error))
 
+    def sentence(self, points: Sequence[CalibrationPoint]) -> str:
+        """What was not measured, and how well it is known; empty = everything was."""
+        missing = self.missing(points)
+        if not missing:
+            return ""
+        few, names = self.measured(points), ", ".join(map(str, missing))
+        error = error_at_middle(points, few)
+        if error is None:
+            return (
+                f"draft {names}: neither measured nor interpolated, too few of {', '.join(map(str, few))} are measured"
+            )
+        return (
+            f"draft {names}: interpolated between {few[0]}, {few[1]} and {few[2]}; in the same way the step times of draft "
+            f"{few[1]} come out of the others within {error:.1%}"
+        )
+
     def _made(
         self, profile: Profile, points: Sequence[CalibrationPoint], draft: int, error: float
     ) -> list[CalibrationPoint]:

@@ -145,6 +145,8 @@ class CaveatCode(StrEnum):
     """Prompts came out longer or shorter than asked for."""
     DRAFT_CHANGED = "DraftChanged"
     """The draft length in force was not the same all the time."""
+    NOT_FORCED = "AcceptanceNotForced"
+    """The server accepted by the worth of its draft, although it was told what to accept."""
     RETRIED = "Retried"
     """Some requests were refused (429, 503) and sent again."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from crossover.api.points import CalibrationPoint
+from crossover.calibrate.contract import Caveat, CaveatCode
 from crossover.decide.acceptance import equivalent_rate
 from crossover.decide.step_model import acceptance_length
 
@@ -43,6 +44,17 @@ class ForcedAcceptance:
         if not point.draft_tokens or point.acceptance_length is None:
             return True
         return abs(point.acceptance_length / self.length(point.draft_tokens) - 1) <= NEAR
+
+
+def not_forced(forced: ForcedAcceptance, point: CalibrationPoint) -> Caveat | None:
+    """For a point of a server that went by its own draft all the same."""
+    if forced.is_kept(point):
+        return None
+    return Caveat(
+        CaveatCode.NOT_FORCED,
+        f"{point.acceptance_length:.2f} tokens per step instead of the forced {forced.length(point.draft_tokens):.2f}: this "
+        "server or this kind of draft cannot be forced, so every draft length is measured with its own acceptance",
+    )
 
 
 def ignored(forced: ForcedAcceptance, points: Iterable[CalibrationPoint]) -> Sequence[CalibrationPoint]:

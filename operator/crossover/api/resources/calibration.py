@@ -38,8 +38,8 @@ class WorkloadSpec(Resource):
 class ForcedAcceptanceSpec(Resource):
     """Acceptance as production has it, whatever the prompts of the measurement are."""
 
-    by_position: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=64)] | None = Field(
-        None, description="Share of steps in which the draft token of that position is accepted, never rising."
+    by_position: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=64)] | None = (
+        Field(None, description="Share of steps in which the draft token of that position is accepted, never rising.")
     )
     acceptance_length: Annotated[float, Field(ge=1, le=65)] | None = Field(
         None, description="Instead: tokens per request and step with draftTokens, bonus token included."

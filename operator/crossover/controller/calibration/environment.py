@@ -85,7 +85,8 @@ def asked_digest(spec: CalibrationSpec) -> str:
     """Of what points depend on in the spec."""
     parts = (spec.target_ref, spec.engine, spec.workload)
     told = [part.model_dump(mode="json") if part is not None else None for part in parts]
-    return _digest([*told, spec.model])
+    forced = spec.forced_acceptance
+    return _digest([*told, spec.model, *([forced.model_dump(mode="json")] if forced is not None else [])])
 
 
 def to_status(environment: Environment) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 
@@ -21,6 +21,7 @@ from crossover.calibrate.contract import (
     Precision,
     Server,
 )
+from crossover.calibrate.forced import not_forced
 from crossover.calibrate.workload import Workload, WorkloadError
 from crossover.cluster.client import Client
 from crossover.controller.calibration.environment import environment_of
@@ -69,7 +70,7 @@ class Measuring:
         try:
             workload = await self._workload(namespace, spec)
             described = await self._described(namespace, run, spec, subject, ask, pod)
-            return await calibrate.measure(
+            measured = await calibrate.measure(
                 described, ask.running_requests, workload, http=self._http, precision=self._precision
             )
         except MeasureFailure as failure:
@@ -78,6 +79,8 @@ class Measuring:
             return Failed(Why.TRACE, f"spec.workload: {error}", ends_all=True)
         except _Unreadable as error:
             return Failed(error.reason, str(error), ends_all=True)
+        caveat = not_forced(subject.forcing.acceptance, measured.point) if subject.forcing is not None else None
+        return measured if caveat is None else replace(measured, caveats=(*measured.caveats, caveat))
 
     async def preflight(self, namespace: str, spec: CalibrationSpec) -> Failed | None:
         """What the spec refers to can be read: asked before a pod, and its accelerators, are asked for."""

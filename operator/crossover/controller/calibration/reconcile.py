@@ -153,7 +153,7 @@ class CalibrationReconciler:
         ready = {variant for pod in pods if pod.state is PodState.READY and (variant := variant_of(pod.variant))}
         step = self._next(run, plan, ready, spec)
         if isinstance(step, Done):
-            return await self._finish(key, kept, run, spec, step)
+            return await self._finish(key, kept, run, spec, subject, step)
         source = _asked_first(step.variant, plan, subject, run)
         pod = await self._pod_for(key, kept, source, pods, spec, subject, run)
         if isinstance(pod, Failed):
@@ -228,7 +228,7 @@ class CalibrationReconciler:
         if unreadable is not None:
             return unreadable
         try:
-            await self._parts.pods.create(subject, variant, kept.meta, run.capability)
+            await self._parts.pods.create(subject, variant, kept.meta, run.told_for(variant))
         except Refusal as refusal:
             run.lost[variant] = Lost(refusal.code, str(refusal))
             return Told.running_now(refusal.code, f"{variant.shown} is left out: {refusal}")
@@ -283,9 +283,14 @@ class CalibrationReconciler:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, done: Done) -> float:
+    async def _finish(
+        self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject, done: Done
+    ) -> float:
         await self._clear(key[0], self._uids[key])
         run.finished_at_seconds = self._parts.clock.now()
+        if subject.forcing is not None:
+            run.interpolated = list(subject.forcing.interpolated(run.points))
+            run.caveat(subject.forcing.sentence(run.points))
         if run.lost and not run.points:
             lost = next(iter(run.lost.values()))
             return await self._fail(key, kept, lost.reason, run.losses, lasting=True)
@@ -340,8 +345,11 @@ def _asked_first(variant: Variant, plan: SweepPlan, subject: Subject, run: Run) 
 
 
 def _plan(spec: CalibrationSpec, subject: Subject, run: Run) -> SweepPlan:
+    left_out = subject.forcing.missing(run.points) if subject.forcing is not None else ()
     return SweepPlan(
-        variants=tuple(variant for variant in subject.variants if variant not in run.lost),
+        variants=tuple(
+            variant for variant in subject.variants if variant not in run.lost and variant.draft_tokens not in left_out
+        ),
         largest_running_requests=spec.max_running_requests,
         ladder=tuple(sorted(set(spec.running_requests or ()))),
         most_points=spec.max_points,

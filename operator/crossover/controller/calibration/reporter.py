@@ -66,7 +66,7 @@ class CalibrationReporter:
         self, key: Key, kept: Kept, spec: CalibrationSpec, run: Run | None, reason: Why, why: str = ""
     ) -> Told:
         """Every point is there: what they say. ``run`` None = points given by hand."""
-        points = tuple(run.points) if run is not None else points_of(spec, kept.status)
+        points = (*run.points, *run.interpolated) if run is not None else points_of(spec, kept.status)
         milliseconds = spec.time_per_output_token_milliseconds
         try:
             result = summarise(
@@ -107,7 +107,8 @@ class CalibrationReporter:
             if run.finished_at_seconds is not None:
                 body["finishedAt"] = timestamp(run.finished_at_seconds)
             body["points"] = [
-                PointSpec.of_point(point).model_dump(by_alias=True, exclude_none=True) for point in run.points
+                PointSpec.of_point(point).model_dump(by_alias=True, exclude_none=True)
+                for point in (*run.points, *run.interpolated)
             ]
             body |= run.to_status()
             if run.caveats:

@@ -45,6 +45,8 @@ class Run:
     template: str | None = None
     """Digest of the pod template that it began with."""
     points: list[CalibrationPoint] = field(default_factory=list)
+    interpolated: list[CalibrationPoint] = field(default_factory=list)
+    """Made from the points when all of them were there; never measured."""
     skipped: dict[Ask, str] = field(default_factory=dict)
     """Loads that could not be measured, and why."""
     lost: dict[Variant, Lost] = field(default_factory=dict)
@@ -61,6 +63,13 @@ class Run:
         """What a speculating server of this run said of itself."""
         told = [item.capability for item in self.described.values() if item.capability is not None]
         return next((item for item in told if item.speculative_algorithm is not None), None)
+
+    def told_for(self, variant: Variant) -> Capability | None:
+        """What decides how a server is started as ``variant``. Any server tells the version, only one that speculates
+        whether it takes a schedule."""
+        if self.capability is not None or not variant.draft_tokens:
+            return self.capability
+        return next((item.capability for item in self.described.values() if item.capability is not None), None)
 
     @property
     def limits(self) -> dict[Variant, int]:
@@ -83,7 +92,11 @@ class Run:
         if not measured.is_usable or seen != ask.variant:
             self.skipped[ask] = measured.caveats[0].code if measured.caveats else f"ran as {seen.shown}"
         for caveat in measured.caveats:
-            line = f"{ask.variant.shown} at {ask.running_requests}: {caveat.message}"
+            self.caveat(f"{ask.variant.shown} at {ask.running_requests}: {caveat.message}")
+
+    def caveat(self, line: str) -> None:
+        """Told once; the latest are kept."""
+        if line and line not in self.caveats:
             self.caveats = [*self.caveats, line][-MOST_LINES:]
 
     def to_status(self) -> dict[str, Any]:
@@ -112,6 +125,7 @@ def _restored(spec: CalibrationSpec, status: Mapping[str, Any], generation: int,
         return Run(generation, now_seconds, asked)
     finished = status.get("finishedAt")
     same = status.get("observedGeneration") == generation
+    points = points_of(spec.model_copy(update={"points": None}), status)
     run = Run(
         generation,
         # Another spec has its whole time again: one that was suspended for a day would be over at once.
@@ -120,7 +134,8 @@ def _restored(spec: CalibrationSpec, status: Mapping[str, Any], generation: int,
         datetime.fromisoformat(finished).timestamp() if finished and same else None,
         _failure(status) if finished and same else None,
         where.get("template"),
-        points=list(points_of(spec.model_copy(update={"points": None}), status)),
+        points=[point for point in points if not point.interpolated],
+        interpolated=[point for point in points if point.interpolated],
         environment=from_status(where) if where.get("engine") else None,
         caveats=list(status.get("caveats") or []),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from crossover.act.mark import mark_of
@@ -13,6 +13,8 @@ from crossover.act.template import pick_container
 from crossover.api.fleet import Capability, EngineType, SpeculationSettings
 from crossover.api.resources import CalibrationSpec
 from crossover.api.workload import TargetRef, Workload
+from crossover.calibrate.between import Forcing
+from crossover.calibrate.forced import ForcedAcceptance
 from crossover.cluster.workload import Workloads
 from crossover.decide.variant import GATED, OFF, Variant
 from crossover.engines import ENGINES
@@ -33,11 +35,15 @@ class Subject:
     port: int
     most_seconds: int = 86400
     """How long a scratch pod may live at most."""
+    forcing: Forcing | None = None
+    """Pods accept draft tokens as told."""
 
     @property
     def digest(self) -> str:
         """Of everything that a scratch pod is made from."""
         told = [(self.workload.template or {}).get("spec"), self.files, self.container["name"]]
+        if self.forcing is not None:
+            told.append(asdict(self.forcing.acceptance))
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
@@ -58,7 +64,8 @@ class Subject:
             # Engines refuse a schedule that never drafts: it drafts for a single request, which is not measured as gated.
             drafts = [item.draft_tokens for item in self.variants if item.draft_tokens]
             return WantedSpeculation(True, schedule=((1, max(drafts)), (2, 0)))
-        return WantedSpeculation(True, draft_tokens=variant.draft_tokens)
+        forced = self.forcing.acceptance.length(variant.draft_tokens) if self.forcing is not None else None
+        return WantedSpeculation(True, draft_tokens=variant.draft_tokens, forced_acceptance_length=forced)
 
 
 async def find_subject(workloads: Workloads, namespace: str, spec: CalibrationSpec) -> Subject:
@@ -79,9 +86,11 @@ async def find_subject(workloads: Workloads, namespace: str, spec: CalibrationSp
     mark = mark_of(workload.template)
     removed = mark.removed if mark is not None and mark.container == container["name"] else {}
     port = spec.engine.port or _port(container) or ENGINES[engine].default_port
-    variants = _variants(spec, settings)
+    drafts = _draft_tokens(spec, settings)
+    forcing = _forcing(spec, drafts)
+    variants = _variants(spec, drafts)
     most = spec.timeout_minutes * 60 + spec.startup_deadline_seconds
-    return Subject(workload, container, files, engine, settings, removed, variants, port, most)
+    return Subject(workload, container, files, engine, settings, removed, variants, port, most, forcing)
 
 
 def _settings(
@@ -108,8 +117,7 @@ def _settings(
     )
 
 
-def _variants(spec: CalibrationSpec, settings: SpeculationSettings) -> tuple[Variant, ...]:
-    """Draft lengths first: they need the present template."""
+def _draft_tokens(spec: CalibrationSpec, settings: SpeculationSettings) -> tuple[int, ...]:
     drafts = spec.draft_tokens or ([settings.draft_tokens] if settings.draft_tokens else None)
     if drafts is None:
         raise Refusal(
@@ -118,6 +126,30 @@ def _variants(spec: CalibrationSpec, settings: SpeculationSettings) -> tuple[Var
             field="spec.draftTokens",
             fix="Give the draft lengths to measure, and the speculation arguments in the pod template.",
         )
+    return tuple(sorted(set(drafts)))
+
+
+def _forcing(spec: CalibrationSpec, draft_tokens: tuple[int, ...]) -> Forcing | None:
+    wanted = spec.forced_acceptance
+    if wanted is None:
+        return None
+    if wanted.acceptance_length is not None and wanted.draft_tokens is not None:
+        return Forcing(draft_tokens, ForcedAcceptance.of_length(wanted.acceptance_length, wanted.draft_tokens))
+    acceptance = ForcedAcceptance(tuple(wanted.by_position or ()))
+    if acceptance.longest is not None and draft_tokens[-1] > acceptance.longest:
+        raise Refusal(
+            "ForcedAcceptanceTooShort",
+            f"{acceptance.longest} positions are given, and the longest draft has {draft_tokens[-1]} tokens.",
+            field="spec.forcedAcceptance.byPosition",
+            fix="Give a share for every position, or shorter draft lengths in spec.draftTokens.",
+        )
+    return Forcing(draft_tokens, acceptance)
+
+
+def _variants(spec: CalibrationSpec, draft_tokens: tuple[int, ...]) -> tuple[Variant, ...]:
+    """Draft lengths first: they need the present template. With forced acceptance off comes first: its server tells the
+    version, which decides how acceptance is forced, and whether it can be."""
+    drafts = [Variant(draft) for draft in draft_tokens]
     zeros = ([GATED] if spec.include_gated else []) + ([OFF] if spec.include_off else [])
     if not zeros:
         raise Refusal(
@@ -126,7 +158,7 @@ def _variants(spec: CalibrationSpec, settings: SpeculationSettings) -> tuple[Var
             field="spec.includeOff",
             fix="Set one of the two to true.",
         )
-    return (*(Variant(draft) for draft in sorted(set(drafts))), *zeros)
+    return (*zeros[::-1], *drafts) if spec.forced_acceptance is not None else (*drafts, *zeros)
 
 
 def _port(container: Mapping[str, Any]) -> int | None:
