@@ -18,13 +18,14 @@ from crossover.controller.calibration.pods import PodState, ScratchPod
 from crossover.controller.calibration.reconcile import CalibrationParts, CalibrationReconciler
 from crossover.controller.calibration.reporter import CalibrationReporter
 from crossover.controller.calibration.store import Calibrations
-from crossover.decide.variant import GATED, OFF, Variant
+from crossover.decide.step_model import PRESETS
+from crossover.decide.variant import OFF
 
 KEY = ("demo", "cal")
 ADAPTIVE = Capability(
     EngineType.SGLANG, "0.5.23", "EAGLE", max_draft_tokens=3, schedule_dialect=ScheduleDialect.SGLANG_ADAPTIVE
 )
-STEP_SECONDS = {Variant(3): 0.020, Variant(5): 0.024, OFF: 0.012, GATED: 0.013}
+MODEL = PRESETS["70b-a100-tp4"]
 
 
 class Clock:
@@ -50,7 +51,7 @@ class World:
         self.clock = Clock()
         self.pods, self.created, self.status = [], [], {}
         self.api_fault = self.failure = self.unreadable = None
-        self.never_ready = False
+        self.never_ready = self.ignores_forcing = False
         self.events = []
         self.restart()
 
@@ -129,7 +130,9 @@ class World:
                 return self.world.failure
             await self.describe(namespace, run, spec, subject, ask.variant, pod)
             b, length = ask.running_requests, 1 + 0.5 * ask.variant.draft_tokens
-            seconds = STEP_SECONDS[ask.variant] * (1 + 0.01 * b * (1 + ask.variant.draft_tokens))
+            if subject.forcing is not None and ask.variant.draft_tokens and not self.world.ignores_forcing:
+                length = subject.forcing.acceptance.length(ask.variant.draft_tokens)
+            seconds = MODEL.step_seconds(b, ask.variant.draft_tokens, b * 512.0, off=ask.variant.off)
             point = CalibrationPoint(
                 b, ask.variant.draft_tokens, ask.variant.off, step_seconds=seconds, acceptance_length=length
             )
@@ -280,3 +283,49 @@ async def test_a_calibration_that_is_done_writes_nothing_more():
     world.request = request
     await world.ticks()
     assert written == []
+
+
+FORCED = {"forcedAcceptance": {"byPosition": [0.8, 0.6, 0.5, 0.4, 0.3]}, "draftTokens": [1, 2, 3, 4, 5]}
+
+
+async def test_with_forced_acceptance_three_lengths_are_measured_and_the_others_follow():
+    world = World(runningRequests=[2, 16, 64], **FORCED)
+    await world.ticks(80)
+    assert world.created[0] == OFF, "any server tells the version, and this one needs no forcing"
+    measured = {p["draftTokens"] for p in world.status["points"] if not p.get("interpolated")}
+    assert measured == {0, 1, 3, 5}
+    made = [p for p in world.status["points"] if p.get("interpolated")]
+    assert {p["draftTokens"]: p["acceptanceLength"] for p in made} == {2: 2.4, 4: 3.3}
+    assert any("draft 4 against off" in line and "interpolated" in line for line in world.status["crossovers"])
+    assert any("draft 2, 4: interpolated between 1, 3 and 5" in line for line in world.status["caveats"])
+    created, points = len(world.created), world.status["points"]
+    world.restart()
+    await world.ticks(10)
+    assert (len(world.created), world.status["points"]) == (created, points)
+
+
+async def test_a_server_that_ignores_the_forcing_is_measured_at_every_length():
+    world = World(runningRequests=[2, 16, 64], **FORCED)
+    world.ignores_forcing = True
+    await world.ticks(120)
+    assert world.measured == {(0, True), *((draft, False) for draft in range(1, 6))}
+    assert not any(point.get("interpolated") for point in world.status["points"])
+
+
+async def test_a_draft_longer_than_the_positions_told_is_refused_before_a_pod():
+    world = World(**FORCED | {"draftTokens": [3, 6]})
+    await world.ticks(5)
+    assert world.condition("Failed")["reason"] == "ForcedAcceptanceTooShort"
+    assert "spec.forcedAcceptance.byPosition" in world.condition("Failed")["message"]
+    assert world.created == []
+
+
+async def test_another_forced_acceptance_is_another_measurement():
+    world = World(**FORCED | {"draftTokens": [1, 3]})
+    await world.ticks(60)
+    created = len(world.created)
+    world.edit(forcedAcceptance={"acceptanceLength": 2.2, "draftTokens": 3})
+    await world.ticks(60)
+    assert len(world.created) == 2 * created
+    lengths = {p["draftTokens"]: p["acceptanceLength"] for p in world.status["points"] if p["draftTokens"]}
+    assert lengths[3] == pytest.approx(2.2, rel=1e-3)

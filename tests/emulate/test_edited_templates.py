@@ -76,6 +76,15 @@ def test_vllm_runs_with_another_length_and_without_speculation(form, tmp_path):
         assert started_vllm(vllm.applied(item, done), {}, tmp_path).max_draft == length
 
 
+@pytest.mark.parametrize("form", vllm.FORMS)
+def test_vllm_accepts_as_it_is_forced_to(form, tmp_path):
+    item = vllm.FORMS[form]
+    wanted = WantedSpeculation(True, draft_tokens=2, forced_acceptance_length=2.4)
+    done = vllm_settings.edit(item, {}, wanted, vllm.able(item=item), {})
+    launch = started_vllm(vllm.applied(item, done), {}, tmp_path)
+    assert (launch.max_draft, launch.forced_acceptance_length) == (2, 2.4)
+
+
 def takes_schedules(form):
     item, wanted = trtllm.FORMS[form], WantedSpeculation(True, schedule=((1, 3), (9, 1)))
     try:
