@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import hashlib
 import json
 import shutil
 import signal
@@ -28,6 +29,7 @@ from tests.api_server.control_plane import ControlPlane
 from tests.api_server.pod import PodRunner
 
 NODE = "stand-in"
+PRODUCT = "NVIDIA-H100-80GB-HBM3"
 
 
 class Kubelet:
@@ -50,6 +52,8 @@ class Kubelet:
         self._delay, self.pending = start_delay_seconds, pending
         self.addresses = AddressPool()
         self.folder = Path(tempfile.mkdtemp(prefix="crossover-kubelet-"))
+        self.moved_tags: dict[str, int] = {}
+        """Image name -> how often what it points to has changed: for pods that start from now on."""
         self._pods: dict[str, PodRunner] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
@@ -87,6 +91,11 @@ class Kubelet:
 
     def container_log(self, namespace: str, name: str) -> str:
         return self._runner(namespace, name).log_text()
+
+    def image_id(self, image: str) -> str:
+        """As containerd tells it."""
+        digest = hashlib.sha256(f"{image} {self.moved_tags.get(image, 0)}".encode()).hexdigest()
+        return f"{image.partition(':')[0]}@sha256:{digest}"
 
     def _runner(self, namespace: str, name: str) -> PodRunner:
         for runner in list(self._pods.values()):
@@ -130,7 +139,7 @@ class Kubelet:
 
     async def _register_node(self) -> None:
         node = {
-            "metadata": {"name": NODE},
+            "metadata": {"name": NODE, "labels": {"nvidia.com/gpu.product": PRODUCT}},
             "status": {
                 "capacity": {"cpu": "1000", "memory": "10Ti", "pods": "100000", "nvidia.com/gpu": "1000"},
                 "conditions": [{"type": "Ready", "status": "True", "reason": "StandIn", "message": "ready"}],

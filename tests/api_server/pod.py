@@ -37,6 +37,7 @@ class PodRunner:
         self._waiting = "ContainerCreating"
         self._shown: Any = None
         self._gone = False
+        self._image_id = kubelet.image_id(self._container["image"])
 
     # -- from the watch -----------------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class PodRunner:
         """A container that is not restarted: the pod's last state."""
         code = self._process.returncode if self._process is not None else 0
         ended = {"terminated": {"exitCode": code or 0, "reason": "Error" if code else "Completed"}}
-        container = {"name": self._container["name"], "image": self._container["image"], "imageID": ""}
+        container = {"name": self._container["name"], "image": self._container["image"], "imageID": self._image_id}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         status = {
             "phase": "Failed" if code else "Succeeded",
@@ -262,7 +263,7 @@ class PodRunner:
                 {
                     "name": self._container["name"],
                     "image": self._container["image"],
-                    "imageID": "",
+                    "imageID": self._image_id,
                     "ready": self._ready,
                     "started": started,
                     "restartCount": self._restarts,

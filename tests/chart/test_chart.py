@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hack.assets import assets
 
-from crossover.cluster.rbac import CLUSTER_RULES, LEASE_RULES
+from crossover.cluster.rbac import CLUSTER_RULES, LEASE_RULES, NODE_RULES
 
 CHART = Path(__file__).parents[2] / "charts" / "crossover"
 OWN_RULES = (
@@ -56,7 +56,7 @@ def test_lint_is_clean():
 
 def test_the_cluster_role_is_what_the_operator_uses_no_verb_more():
     (role,) = of_kind(render(), "ClusterRole")
-    assert flat(role["rules"]) == used((*CLUSTER_RULES, *OWN_RULES))
+    assert flat(role["rules"]) == used((*CLUSTER_RULES, *NODE_RULES, *OWN_RULES))
 
 
 def test_namespaced_installation_needs_no_cluster_role():

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from tests.api_server.kubelet import PRODUCT
 from tests.controller.manifests import EAGLE, autoscaler, calibration, deployment
 
 pytestmark = pytest.mark.xdist_group("controller")
@@ -80,6 +81,9 @@ def test_a_calibration_measures_on_pods_of_its_own_and_a_fleet_goes_by_it(bench,
     assert len(status["points"]) == 4, status
     assert status["environment"]["engineVersion"] == "0.5.23"
     assert status["environment"]["image"] == IMAGE
+    assert status["environment"]["imageDigest"].startswith("sha256:")
+    assert status["environment"]["gpuProduct"] == PRODUCT
+    assert status["environment"]["model"] == "/models/m"
     assert status["verdict"] in done["message"]
     assert status["schedule"]
     assert bench.condition("Stale")["status"] == "False"

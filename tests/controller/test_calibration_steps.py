@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 from tests.controller.manifests import EAGLE, NGRAM, deployment
@@ -18,6 +19,7 @@ from crossover.controller.calibration.pods import PodState, ScratchPod
 from crossover.controller.calibration.reconcile import CalibrationParts, CalibrationReconciler
 from crossover.controller.calibration.reporter import CalibrationReporter
 from crossover.controller.calibration.store import Calibrations
+from crossover.controller.machine import NOTHING_KNOWN, Machine
 from crossover.decide.step_model import PRESETS
 from crossover.decide.variant import OFF
 
@@ -53,6 +55,7 @@ class World:
         self.api_fault = self.failure = self.unreadable = None
         self.never_ready = self.ignores_forcing = False
         self.events = []
+        self.machine = NOTHING_KNOWN
         self.restart()
 
     def restart(self):
@@ -60,7 +63,7 @@ class World:
         self.store = Calibrations()
         self.store.put({**copy.deepcopy(self.body), "status": copy.deepcopy(self.status)})
         reporter = CalibrationReporter(self, self, self.clock)
-        parts = CalibrationParts(self.store, self, self.Pods(self), self.Measuring(self), reporter, self.clock)
+        parts = CalibrationParts(self.store, self, self.Pods(self), self.Measuring(self), reporter, self, self.clock)
         self.reconciler = CalibrationReconciler(parts, lambda: True)
 
     def edit(self, **spec):
@@ -91,6 +94,12 @@ class World:
 
     async def request(self, method, path, body, **_):
         self.status = copy.deepcopy(body["status"])
+
+    async def of_fleet(self, user, namespace, selector, container):
+        return self.machine
+
+    async def release(self, user):
+        pass
 
     async def record(self, regarding, event):
         self.events.append(event.reason)
@@ -329,3 +338,17 @@ async def test_another_forced_acceptance_is_another_measurement():
     assert len(world.created) == 2 * created
     lengths = {p["draftTokens"]: p["acceptanceLength"] for p in world.status["points"] if p["draftTokens"]}
     assert lengths[3] == pytest.approx(2.2, rel=1e-3)
+
+
+async def test_a_fleet_on_another_accelerator_makes_it_stale():
+    world = World()
+    await world.ticks()
+    run = world.store.get(KEY).run
+    run.environment = replace(run.environment, gpu_product="H100")
+    world.machine = Machine(frozenset({"H100"}))
+    await world.ticks(3)
+    assert world.condition("Stale")["status"] == "False"
+    world.machine = Machine(frozenset({"H100", "H200"}))
+    await world.ticks(3)
+    assert world.condition("Stale")["status"] == "True"
+    assert "H200" in world.condition("Stale")["message"]

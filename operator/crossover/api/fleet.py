@@ -186,6 +186,8 @@ class PodFacts:
     """The scheduler has found no node for it."""
     deleted_at_seconds: float | None = None
     """`metadata.deletionTimestamp`, the end of its grace period; None = not being deleted."""
+    image_digests: tuple[tuple[str, str], ...] = ()
+    """(container name, ``sha256:...`` of what its image name pointed to when it was pulled), where the kubelet tells."""
 
 
 @dataclass(frozen=True, slots=True)

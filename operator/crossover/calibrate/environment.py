@@ -15,12 +15,16 @@ class Environment:
     engine: str | None = None
     engine_version: str | None = None
     image: str | None = None
-    """Image name as in the template, or its digest where the kubelet tells it."""
+    """Image name as in the template."""
+    image_digest: str | None = None
+    """``sha256:...`` of what that name pointed to, where the kubelet tells it."""
     model: str | None = None
     draft_model: str | None = None
     speculative_algorithm: str | None = None
     gpu: str | None = None
-    """Product name and number per replica."""
+    """What the template asks for per replica."""
+    gpu_product: str | None = None
+    """Of the nodes where it was measured, where they tell it."""
     arguments: tuple[str, ...] = ()
 
     @property

@@ -17,6 +17,7 @@ from crossover.cluster.watch import Clock, ListWatch, WatchState
 
 HASH_LABELS = ("pod-template-hash", "controller-revision-hash")
 _WORD = re.compile(r"[A-Za-z]{1,64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 MAX_VIEWS = 1024
 """Selectors remembered in one namespace; the one asked for longest ago makes room."""
 
@@ -66,6 +67,8 @@ class _State(msgspec.Struct):
 
 
 class _ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
+    image_id: str = msgspec.field(name="imageID", default="")
     restart_count: int = 0
     state: _State | None = None
 
@@ -110,7 +113,17 @@ def pod_facts(pod: WirePod) -> PodFacts:
         owner_uid=next((owner.uid for owner in meta.owner_references if owner.controller), None),
         unschedulable=scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable",
         deleted_at_seconds=_seconds(meta.deletion_timestamp),
+        image_digests=tuple(
+            (item.name, digest) for item in status.container_statuses if (digest := image_digest(item.image_id))
+        ),
     )
+
+
+def image_digest(image_id: str) -> str | None:
+    """``"sha256:..."`` of a container's imageID. Runtimes write ``REPOSITORY@sha256:...``, some with ``docker-pullable://``
+    before it. Without a repository it is the digest of the local image's configuration, which is not comparable."""
+    repository, at, digest = image_id.rpartition("@")
+    return digest if at and repository and _DIGEST.fullmatch(digest) else None
 
 
 def _phase(pod: WirePod, is_ready: bool) -> PodPhase:

@@ -26,6 +26,10 @@ CLUSTER_RULES: Final[tuple[Rule, ...]] = (
 )
 """In every watched namespace (a ClusterRole, or a Role in each)."""
 
+NODE_RULES: Final[tuple[Rule, ...]] = (("", "nodes", ("get",)),)
+"""Only where the install is cluster-wide: nodes are in no namespace. Without it accelerators are told apart by the pod
+template alone."""
+
 LEASE_RULES: Final[tuple[Rule, ...]] = (("coordination.k8s.io", "leases", ("create", "get", "update")),)
 """In the operator's own namespace. `create` cannot be limited by name; `get` and `update` can be, to the Lease's."""
 

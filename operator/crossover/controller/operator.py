@@ -22,6 +22,7 @@ from crossover.cluster.conflicts import Rivals
 from crossover.cluster.events import Recorder
 from crossover.cluster.kinds import Kinds
 from crossover.cluster.lease import Elector
+from crossover.cluster.nodes import Nodes
 from crossover.cluster.pods import PodCache
 from crossover.cluster.workload import Workloads
 from crossover.cluster.writer import Writer
@@ -35,6 +36,7 @@ from crossover.controller.clock import SystemClock
 from crossover.controller.fleets import Fleets
 from crossover.controller.handlers import CALIBRATIONS, PLURAL, operator_settings, registry
 from crossover.controller.hands import Hands
+from crossover.controller.machine import Machines
 from crossover.controller.reconcile import Parts, Reconciler
 from crossover.controller.reporter import Reporter
 from crossover.controller.settings import OperatorSettings
@@ -77,12 +79,13 @@ class Operator:
             workloads = Workloads(client, kinds)
             recorder = Recorder(client, self._clock, instance=identity)
             rivals = Rivals(client, kinds, self._clock)
-            parts = self._parts(client, scraper, pods, TargetFinder(workloads, rivals), workloads, recorder)
+            machines = Machines(pods, Nodes(client, self._clock))
+            parts = self._parts(client, scraper, pods, TargetFinder(workloads, rivals), workloads, recorder, machines)
             reconciler = Reconciler(parts, lambda: self._leads(elector))
             self._ticker = Ticker(reconciler.tick, self._clock, workers=settings.workers)
             http = await stack.enter_async_context(open_http())
             measuring = CalibrationReconciler(
-                self._calibration_parts(client, http, workloads, recorder), lambda: self._leads(elector)
+                self._calibration_parts(client, http, workloads, recorder, machines), lambda: self._leads(elector)
             )
             self._calibration_ticker = Ticker(measuring.tick, self._clock, workers=settings.calibrations)
             runner, port = await health.serve(
@@ -163,6 +166,7 @@ class Operator:
         finder: TargetFinder,
         workloads: Workloads,
         recorder: Recorder,
+        machines: Machines,
     ) -> Parts:
         return Parts(
             fleets=self._fleets,
@@ -172,11 +176,17 @@ class Operator:
             hands=Hands(Writer(client), workloads, scraper.door),
             reporter=Reporter(client, recorder, self._metrics),
             calibrations=self._calibrations,
+            machines=machines,
             clock=self._clock,
         )
 
     def _calibration_parts(
-        self, client: Client, http: httpx.AsyncClient, workloads: Workloads, recorder: Recorder
+        self,
+        client: Client,
+        http: httpx.AsyncClient,
+        workloads: Workloads,
+        recorder: Recorder,
+        machines: Machines,
     ) -> CalibrationParts:
         settings = self._settings
         precision = Precision(
@@ -188,8 +198,9 @@ class Operator:
             calibrations=self._calibrations,
             workloads=workloads,
             pods=ScratchPods(client, Writer(client)),
-            measuring=Measuring(client, http, precision),
+            measuring=Measuring(client, http, precision, machines),
             reporter=CalibrationReporter(client, recorder, self._clock),
+            machines=machines,
             clock=self._clock,
         )
 

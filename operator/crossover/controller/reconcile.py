@@ -23,6 +23,7 @@ from crossover.controller.calibration.environment import changed, environment_of
 from crossover.controller.calibration.store import Calibrations
 from crossover.controller.fleets import Fleet, Fleets, target_ref
 from crossover.controller.hands import Hands, Plan, plan_patches, rollout_line, what_failed, what_was_done
+from crossover.controller.machine import Machines
 from crossover.controller.reporter import Reporter
 from crossover.controller.target import Found, TargetFinder
 from crossover.controller.ticker import Clock, FleetKey
@@ -49,6 +50,7 @@ class Parts:
     hands: Hands
     reporter: Reporter
     calibrations: Calibrations
+    machines: Machines
     clock: Clock
 
 
@@ -111,7 +113,7 @@ class Reconciler:
             return facts
         pods = self._parts.pods.select(key[0], found.workload.selector)
         facts = await self._observe(key, fleet, spec, facts, found, pods)
-        facts = self._calibrate(key, fleet, spec, facts, found)
+        facts = await self._calibrate(key, fleet, spec, facts, found, pods)
         if facts.mode is Mode.PAUSED:
             return facts
         # decide
@@ -175,8 +177,14 @@ class Reconciler:
             problems=problems,
         )
 
-    def _calibrate(
-        self, key: FleetKey, fleet: Fleet, spec: ModelAutoscalerSpec, facts: TickFacts, found: Found
+    async def _calibrate(
+        self,
+        key: FleetKey,
+        fleet: Fleet,
+        spec: ModelAutoscalerSpec,
+        facts: TickFacts,
+        found: Found,
+        pods: tuple[PodFacts, ...],
     ) -> TickFacts:
         """The profile to go by. Without one nothing is changed; with one of another machine nothing shrinks."""
         ref = spec.speculation.calibration_ref if spec.speculation is not None else None
@@ -190,7 +198,7 @@ class Reconciler:
             return replace(facts, problems=(*facts.problems, problem))
         fleet.profile = resolved.profile
         facts = replace(facts, calibrated=True, calibration=ref.name)
-        what = self._what_changed(resolved.environment, facts, found)
+        what = await self._what_changed(resolved.environment, facts, found, pods)
         if not what:
             assert facts.snapshot is not None
             fleet.profile = fleet.passive.look(resolved, facts.snapshot, fleet.memory)
@@ -200,12 +208,14 @@ class Reconciler:
         stale = Problem(ConditionType.CALIBRATED, Reason.CALIBRATION_STALE, texts.calibration_stale(ref.name, what))
         return replace(facts, intent=careful(facts.intent), problems=(*facts.problems, stale))
 
-    def _what_changed(self, measured: Environment | None, facts: TickFacts, found: Found) -> str:
+    async def _what_changed(
+        self, measured: Environment | None, facts: TickFacts, found: Found, pods: tuple[PodFacts, ...]
+    ) -> str:
         engine = facts.engine
         if measured is None or engine is None or found.workload is None or found.container is None:
             return ""
         now = environment_of(found.workload, found.container, found.files, engine, facts.engine_version)
-        return changed(measured, now)
+        return changed(measured, now, await self._parts.machines.of_pods(pods, str(found.container["name"])))
 
     def _decide(self, fleet: Fleet, facts: TickFacts) -> tuple[TickFacts, Decision]:
         assert facts.snapshot is not None

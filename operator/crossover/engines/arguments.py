@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from crossover.engines.contract import Refusal
@@ -27,6 +28,14 @@ class Flag:
     names: tuple[str, ...]
     """All spellings, the canonical one first; underscores are equal to dashes."""
     takes_value: bool = True
+
+
+def positional(words: Sequence[str], after: str) -> str | None:
+    """The word next to ``after`` (a program or a subcommand) where it is no option."""
+    for word, following in pairwise(words):
+        if word.rpartition("/")[2] == after:
+            return None if following.startswith("-") else following
+    return None
 
 
 @dataclass(frozen=True, slots=True)

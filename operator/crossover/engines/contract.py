@@ -61,6 +61,14 @@ class ConfigFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Models:
+    """Names or paths as the arguments have them. None = not told, or no draft model of its own (MTP, n-gram)."""
+
+    model: str | None = None
+    draft_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerEdit:
     """The smallest change of one container of a pod template: only keys that differ are set."""
 
@@ -143,6 +151,9 @@ class Engine(Protocol):
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         """The speculation settings in a container (as JSON dict of the pod template). ``files``: path -> content of
         mounted ConfigMap files. Raises `Refusal` for a form that cannot be read safely."""
+
+    def models(self, container: Mapping[str, Any], files: Mapping[str, str]) -> Models:
+        """What the container loads, as far as its arguments tell. Never raises."""
 
     def render(self, schedule: Schedule, capability: Capability) -> ConfigFile | str:
         """A schedule in this engine's dialect for this build. Raises `Refusal` with what the engine would refuse."""

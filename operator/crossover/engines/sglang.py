@@ -21,7 +21,15 @@ from crossover.api.fleet import (
     Trap,
 )
 from crossover.engines import sglang_settings as settings
-from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, RunningCap, Schedule, WantedSpeculation
+from crossover.engines.contract import (
+    Answer,
+    ConfigFile,
+    ContainerEdit,
+    Models,
+    RunningCap,
+    Schedule,
+    WantedSpeculation,
+)
 from crossover.engines.exposition import Exposition, NotExposition, scan
 from crossover.engines.sglang_metrics import (
     WANTED,
@@ -148,6 +156,9 @@ class SGLang:
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         return settings.read(container, files)
+
+    def models(self, container: Mapping[str, Any], files: Mapping[str, str]) -> Models:
+        return settings.models(container, files)
 
     def render(self, schedule: Schedule, capability: Capability) -> ConfigFile | str:
         return settings.render(schedule, capability)

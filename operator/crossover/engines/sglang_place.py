@@ -56,12 +56,13 @@ _OTHERS = (
 )
 """Options that are left where they stand: without an algorithm they are silently ignored."""
 
+DRAFT_MODEL = Flag((STEM + "draft-model-path", STEM + "draft-model"))
 SPECULATIVE = (
     *with_prefixes(
         [
             *(Flag((STEM + name,)) for name in _VALUES),
             *(Flag((STEM + name,), takes_value=False) for name in _SWITCHES),
-            Flag((STEM + "draft-model-path", STEM + "draft-model")),
+            DRAFT_MODEL,
         ],
         STEM,
         [STEM + name for name in _OTHERS],
@@ -86,6 +87,7 @@ TWO_BATCH_OVERLAP = Flag(("--enable-two-batch-overlap",), takes_value=False)
 
 PDMUX = Flag(("--enable-pdmux",), takes_value=False)
 
+MODEL = Flag(("--model-path", "--model"))
 CONFIG_FILE = Flag(("--config",))
 
 MAX_RUNNING = Flag(("--max-running-requests",))

@@ -17,7 +17,7 @@ import yaml
 
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect, SpeculationSettings
 from crossover.engines.arguments import CommandLine
-from crossover.engines.contract import ConfigFile, ContainerEdit, Refusal, Schedule, WantedSpeculation
+from crossover.engines.contract import ConfigFile, ContainerEdit, Models, Refusal, Schedule, WantedSpeculation
 from crossover.engines.sglang_place import (
     ADAPTIVE,
     ADAPTIVE_CONFIG,
@@ -25,8 +25,10 @@ from crossover.engines.sglang_place import (
     CONFIG_FILE,
     DP_ATTENTION,
     DP_SIZE,
+    DRAFT_MODEL,
     DRAFT_TOKENS,
     MAX_RUNNING,
+    MODEL,
     MULTI_LAYER,
     PDMUX,
     SPECULATIVE,
@@ -153,6 +155,14 @@ def read(container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationS
         draft_tokens=_draft_tokens(options, algorithm),
         schedule=_schedule(options, files),
     )
+
+
+def models(container: Mapping[str, Any], files: Mapping[str, str]) -> Models:
+    try:
+        options = options_of(container, files).all
+    except Refusal:
+        return Models()
+    return Models(options.value(MODEL), options.value(DRAFT_MODEL))
 
 
 def _draft_tokens(options: CommandLine, algorithm: str) -> int | None:

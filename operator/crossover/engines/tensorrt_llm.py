@@ -21,7 +21,15 @@ from crossover.api.fleet import (
     Trap,
 )
 from crossover.engines import tensorrt_llm_settings as settings
-from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, RunningCap, Schedule, WantedSpeculation
+from crossover.engines.contract import (
+    Answer,
+    ConfigFile,
+    ContainerEdit,
+    Models,
+    RunningCap,
+    Schedule,
+    WantedSpeculation,
+)
 from crossover.engines.exposition import Exposition, NotExposition, scan
 from crossover.engines.tensorrt_llm_iterations import from_json, iterations, trap
 from crossover.engines.tensorrt_llm_servers import dynamo_only, nim, triton, unprefixed, value
@@ -139,6 +147,9 @@ class TensorRTLLM:
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         return settings.read(container, files)
+
+    def models(self, container: Mapping[str, Any], files: Mapping[str, str]) -> Models:
+        return settings.models(container, files)
 
     def render(self, schedule: Schedule, capability: Capability) -> ConfigFile | str:
         return settings.render(schedule, capability)

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect, SpeculationSettings
-from crossover.engines.arguments import Flag
-from crossover.engines.contract import ConfigFile, ContainerEdit, Refusal, Schedule, WantedSpeculation
+from crossover.engines.arguments import Flag, positional
+from crossover.engines.contract import ConfigFile, ContainerEdit, Models, Refusal, Schedule, WantedSpeculation
 from crossover.engines.tensorrt_llm_place import (
     CONFIG,
     OVERRIDE,
@@ -47,6 +47,8 @@ DEFAULT_MAX_TOKENS = 8192
 FILE = "/etc/crossover/speculation/llm-api.yaml"
 OLD_LENGTH = "num_nextn_predict_layers"
 
+
+MODEL = Flag(("--model", "--model-path"))
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
@@ -144,6 +146,18 @@ def _one_of(found: Found, flag: Flag, key: str) -> int | None:
 def render(schedule: Schedule, able: Capability) -> str:
     """`draft_len_schedule` as YAML."""
     return yaml.safe_dump({SCHEDULE_KEY: table_of(schedule, able, able.max_running_requests)}, sort_keys=False)
+
+
+def models(container: Mapping[str, Any], files: Mapping[str, str]) -> Models:
+    try:
+        found = find(container, files)
+    except Refusal:
+        return Models()
+    config = found.config or {}
+    draft = config.get("speculative_model") or config.get("speculative_model_dir")
+    words = found.line.words
+    model = found.line.value(MODEL) or positional(words, "serve") or positional(words, "trtllm-serve")
+    return Models(model, draft if isinstance(draft, str) else None)
 
 
 # -- editing -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,15 @@ from crossover.api.fleet import (
     Trap,
 )
 from crossover.engines import vllm_settings as settings
-from crossover.engines.contract import Answer, ConfigFile, ContainerEdit, RunningCap, Schedule, WantedSpeculation
+from crossover.engines.contract import (
+    Answer,
+    ConfigFile,
+    ContainerEdit,
+    Models,
+    RunningCap,
+    Schedule,
+    WantedSpeculation,
+)
 from crossover.engines.exposition import Exposition, NotExposition, Sample, scan
 from crossover.engines.values import document, mapping, number
 
@@ -131,6 +139,9 @@ class VLLM:
 
     def read_settings(self, container: Mapping[str, Any], files: Mapping[str, str]) -> SpeculationSettings:
         return settings.read(container, files)
+
+    def models(self, container: Mapping[str, Any], files: Mapping[str, str]) -> Models:
+        return settings.models(container, files)
 
     def render(self, schedule: Schedule, capability: Capability) -> ConfigFile | str:
         return settings.render(schedule, capability)

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect, SpeculationSettings
-from crossover.engines.arguments import CommandLine, Flag
-from crossover.engines.contract import ConfigFile, ContainerEdit, Refusal, Schedule, WantedSpeculation
+from crossover.engines.arguments import CommandLine, Flag, positional
+from crossover.engines.contract import ConfigFile, ContainerEdit, Models, Refusal, Schedule, WantedSpeculation
 from crossover.engines.vllm_place import (
     CONFIG,
     CONFIG_FILE,
@@ -44,6 +44,7 @@ SCHEDULE_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash")
 SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
 
 DATA_PARALLEL = Flag(("--data-parallel-size", "-dp"))
+MODEL = Flag(("--model",))
 MAX_SEQS = Flag(("--max-num-seqs",))
 MAX_ACTIVE = Flag(("--max-num-active-seqs",))
 
@@ -177,6 +178,16 @@ def _schedule_refusal(version: Version | None, found: Found, runner: str | None)
     if method not in SCHEDULE_METHODS:
         return f"vLLM drops the schedule for method {method}"
     return None
+
+
+def models(container: Mapping[str, Any], files: Mapping[str, str]) -> Models:
+    try:
+        found = find(container, files)
+    except Refusal:
+        return Models()
+    draft = (found.config or {}).get("model")
+    model = found.option(MODEL) or positional(found.line.words, "serve")
+    return Models(model, draft if isinstance(draft, str) else None)
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------

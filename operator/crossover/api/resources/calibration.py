@@ -238,10 +238,14 @@ class EnvironmentStatus(Resource):
     """Where the points were measured. When one of these differs in the fleet, the calibration is stale there."""
 
     arguments: Short | None = Field(None, description="Digest of the container's arguments without speculation's.")
+    draft_model: Line | None = Field(None, description="As the arguments name it.")
     engine: Short | None = None
     engine_version: Short | None = None
     gpu: Line | None = Field(None, description="Accelerators of one replica.")
+    gpu_product: Short | None = Field(None, description="Of the nodes where it was measured, as their labels tell it.")
     image: Line | None = None
+    image_digest: Short | None = Field(None, description="What the image name pointed to.")
+    model: Line | None = Field(None, description="As the arguments name it.")
     template: Short | None = Field(None, description="Digest of the pod template that was measured.")
     workload: Short | None = Field(None, description="Digest of targetRef, engine, model and workload of the spec.")
 

@@ -24,10 +24,11 @@ from crossover.calibrate.contract import (
 from crossover.calibrate.forced import not_forced
 from crossover.calibrate.workload import Workload, WorkloadError
 from crossover.cluster.client import Client
-from crossover.controller.calibration.environment import environment_of
+from crossover.controller.calibration.environment import environment_of, measured_on, mixed, since
 from crossover.controller.calibration.pods import ScratchPod
 from crossover.controller.calibration.run import Run
 from crossover.controller.calibration.subject import Subject
+from crossover.controller.machine import Machines
 from crossover.decide.variant import Variant
 from crossover.report.calibration import Why
 
@@ -60,8 +61,8 @@ class Failed:
 class Measuring:
     """Measurements against pods. ``precision`` is a setting of the operator's, for tests."""
 
-    def __init__(self, client: Client, http: httpx.AsyncClient, precision: Precision) -> None:
-        self._client, self._http, self._precision = client, http, precision
+    def __init__(self, client: Client, http: httpx.AsyncClient, precision: Precision, machines: Machines) -> None:
+        self._client, self._http, self._precision, self._machines = client, http, precision, machines
 
     async def point(
         self, namespace: str, run: Run, spec: CalibrationSpec, subject: Subject, ask: Ask, pod: ScratchPod
@@ -121,11 +122,14 @@ class Measuring:
         )
         described = await calibrate.describe(server, http=self._http)
         run.described[pod.uid] = described
+        container = str(subject.container["name"])
         version = described.capability.version if described.capability is not None else None
         if version is not None:
-            run.environment = environment_of(
-                subject.workload, subject.container, subject.files, subject.engine, version
-            )
+            now = environment_of(subject.workload, subject.container, subject.files, subject.engine, version)
+            machine = await self._machines.of_pods([pod.facts] if pod.facts is not None else [], container)
+            now = measured_on(now, machine)
+            run.caveat(mixed(run.environment, now))
+            run.environment = since(run.environment, now)
         return described
 
     def _failed(self, run: Run, ask: Ask, pod: ScratchPod, failure: MeasureFailure) -> Failed:

@@ -9,10 +9,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from crossover.act.scratch import CALIBRATION_LABEL, MAP_ANNOTATION, TEMPLATE_ANNOTATION, VARIANT_LABEL, scratch_pod
 from crossover.api.faults import AlreadyExists, ClusterError, NotFound
-from crossover.api.fleet import Capability
+from crossover.api.fleet import Capability, PodFacts
 from crossover.cluster.client import Client
+from crossover.cluster.pods import WirePod, pod_facts
 from crossover.cluster.writer import Writer
 from crossover.controller.calibration.subject import Subject
 from crossover.decide.variant import Variant
@@ -38,6 +41,8 @@ class ScratchPod:
     """ConfigMaps made for it."""
     template: str | None = None
     """`Subject.digest` that it was made from; None = not told."""
+    facts: PodFacts | None = None
+    """As of any pod."""
 
 
 class ScratchPods:
@@ -97,7 +102,8 @@ def _seen(body: Mapping[str, Any]) -> ScratchPod:
     made = annotations.get(MAP_ANNOTATION)
     maps = (made,) if made else ()
     state, template = _state(meta, status), annotations.get(TEMPLATE_ANNOTATION)
-    return ScratchPod(meta["name"], meta["uid"], variant, state, status.get("podIP"), created, maps, template)
+    facts = pod_facts(msgspec.convert(body, WirePod))
+    return ScratchPod(meta["name"], meta["uid"], variant, state, status.get("podIP"), created, maps, template, facts)
 
 
 def _state(meta: Mapping[str, Any], status: Mapping[str, Any]) -> PodState:

@@ -28,6 +28,7 @@ from crossover.controller.calibration.reporter import CalibrationReporter
 from crossover.controller.calibration.run import Lost, Run, restore, variant_of
 from crossover.controller.calibration.store import Calibrations, Kept, Key
 from crossover.controller.calibration.subject import Subject, find_subject
+from crossover.controller.machine import Machines
 from crossover.controller.ticker import Clock
 from crossover.decide.variant import GATED, Variant
 from crossover.engines.contract import Refusal
@@ -50,6 +51,7 @@ class CalibrationParts:
     pods: ScratchPods
     measuring: Measuring
     reporter: CalibrationReporter
+    machines: Machines
     clock: Clock
 
 
@@ -67,6 +69,7 @@ class CalibrationReconciler:
         if not self._leading():
             return 1.0 if kept is not None else None
         if kept is None:
+            await self._parts.machines.release(_user(key))
             if key in self._uids:
                 await self._clear(key[0], self._uids[key])
                 del self._uids[key]
@@ -296,13 +299,18 @@ class CalibrationReconciler:
             return await self._fail(key, kept, lost.reason, run.losses, lasting=True)
         told = await self._parts.reporter.finished(key, kept, spec, run, Why.COMPLETE, done.message)
         run.failure = Lost(told.reason, told.message) if told.failed == TRUE else None
-        return IDLE_SECONDS
+        return AGAIN_SECONDS
 
     async def _watch(self, key: Key, kept: Kept, run: Run, subject: Subject) -> float:
         """Measured: is it still true?"""
         measured = run.environment
         now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
-        what = changed(measured, now) if measured is not None else ""
+        machine = await self._parts.machines.of_fleet(
+            _user(key), key[0], subject.workload.selector, str(subject.container["name"])
+        )
+        if machine is None:
+            return AGAIN_SECONDS
+        what = changed(measured, now, machine) if measured is not None else ""
         message = f"{what} changed since this was measured: delete it and create it again to measure anew"
         stale = Staleness(TRUE, Why.STALE, message) if what else STILL_TRUE
         await self._parts.reporter.staleness(key, kept, stale)
@@ -326,6 +334,11 @@ class CalibrationReconciler:
 
     async def _clear(self, namespace: str, uid: str) -> None:
         await self._parts.pods.remove(namespace, await self._parts.pods.of(namespace, uid))
+
+
+def _user(key: Key) -> tuple[str, str, str]:
+    """Of the pods of the target; a fleet of the same name is another user."""
+    return ("Calibration", *key)
 
 
 def _waiting(fault: ClusterError | KindError) -> Told:
