@@ -82,7 +82,8 @@ def test_seeds_are_a_record_each_and_the_clairvoyant_is_the_measure(tmp_path):
 def test_the_report_is_one_file_that_needs_nothing_else(tmp_path):
     run(tmp_path, *policies("keda", "clairvoyant"))
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("data:image/png;base64") == 3
+    assert page.count("data:image/png;base64") == 4
+    assert "What the controller goes by" in page
     assert "http://" not in page
     assert "https://" not in page
     assert "<script" not in page

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from crossover.commands.fit_plot import HOW_TO_READ, profile_figure
+from crossover.decide.operating import Conditions
 from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.simulate.catalog import CATALOG, DEFAULT
 from crossover.simulate.compare import TUNING_SHARE, Comparison, Rules, compare, runs
@@ -87,7 +90,7 @@ def simulate(
     try:
         used = _trace(trace, start, hours, scale, (seed or [1])[0], lengths)
         ground = plant(plant_source, ACCEPTANCE[workload])
-        belief = fit_profile(read_points(profile)) if profile is not None else None
+        belief = fit_profile(read_points(profile), source=profile.name) if profile is not None else None
     except (TraceError, ProfileError, ValueError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -165,7 +168,13 @@ def _notes(trace: Trace, source: str, profile: Path | None, physics: Physics, wo
 def _write(out: Path, made: Comparison, notes: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(made.summary(), indent=2) + "\n")
-    (out / "report.html").write_text(html_page(made, notes))
+    (out / "report.html").write_text(html_page(made, notes, _picture(made.belief)))
+
+
+def _picture(belief: Profile | None) -> tuple[Figure, str] | None:
+    if belief is None:
+        return None
+    return profile_figure(belief, Conditions(belief.context_tokens)), HOW_TO_READ
 
 
 def _show(made: Comparison) -> None:

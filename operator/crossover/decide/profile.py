@@ -71,11 +71,20 @@ class Profile:
     shape: StepShape | None = None
     spread: float = 0.0
     """How far points stray from the shape, as a share."""
+    points: tuple[CalibrationPoint, ...] = ()
+    """What it was fitted to."""
 
     @property
     def measured(self) -> tuple[Variant, ...]:
         """Without the stand-ins."""
         return tuple(variant for variant, curve in self.curves.items() if curve.points)
+
+    def measured_rate(self, point: CalibrationPoint) -> float | None:
+        """Output tokens/s of one of its points, as measured: S = b AL / t where the rate itself was not."""
+        if point.output_tokens_per_second is not None or point.step_seconds is None:
+            return point.output_tokens_per_second
+        length = point.acceptance_length if point.draft_tokens else 1.0
+        return point.running_requests * (length or 1.0) / point.step_seconds
 
     def acceptance(self, variant: Variant, shift: float = 0.0) -> float:
         curve = self.curves[variant]
@@ -137,7 +146,8 @@ def fit_profile(
     The shape of step times is fitted to the points where there are enough, else ``prior`` (scaled to them), else a
     straight line between them. Points always win over the shape as far as their errors allow.
     """
-    measured = [_read(point, number) for number, point in enumerate(points, start=1)]
+    given = tuple(points)
+    measured = [_read(point, number) for number, point in enumerate(given, start=1)]
     measured.sort(key=lambda item: (item.variant, item.sample.running, item.context, item.sample.seconds))
     if not measured:
         raise ProfileError("no calibration points: measure at least one draft length at two loads")
@@ -160,7 +170,7 @@ def fit_profile(
     grid = _grid(max(item.sample.running for item in measured))
     curves = {v: _curve(v, groups[v], reduced[v], priors[v], spread, grid, per_kv, context) for v in sorted(groups)}
     curves |= _stand_ins(curves, shape)
-    return Profile(curves, context, dict(limits or {}), output_tokens_per_request, source, shape, spread)
+    return Profile(curves, context, dict(limits or {}), output_tokens_per_request, source, shape, spread, given)
 
 
 def _stand_ins(curves: Mapping[Variant, Curve], shape: StepShape | None) -> dict[Variant, Curve]:

@@ -42,6 +42,8 @@ class Comparison:
     outcomes: tuple[Outcome, ...]
     chosen: dict[str, Choice]
     frontier: tuple[Try, ...] = ()
+    belief: Profile | None = None
+    """What the controller went by."""
 
     def summary(self) -> list[dict[str, Any]]:
         """One record per (trace, policy, seed)."""
@@ -80,7 +82,7 @@ def believed_profile(plant: Plant, physics: Physics, longest: int, trace: Trace,
                     relative_error=0.02,
                 )
             )
-    return fit_profile(points)
+    return fit_profile(points, source="a calibration of the plant with 2 % of noise")
 
 
 Progress = Callable[[str], None]
@@ -127,6 +129,7 @@ def compare(
         tuple(outcome for entry in entries for outcome in entry.outcomes),
         {entry.policy: entry.chosen for entry in entries},
         tuple(tried for entry in entries for tried in entry.frontier),
+        belief,
     )
 
 

@@ -50,8 +50,9 @@ pre{font:13px/1.5 ui-monospace,monospace;white-space:pre-wrap}
 @media print{body{margin:0}h2{break-before:auto}img{break-inside:avoid}}"""
 
 
-def html_page(comparison: Comparison, notes: Sequence[str]) -> str:
-    """``notes``: how it was made, one sentence each."""
+def html_page(comparison: Comparison, notes: Sequence[str], belief: tuple[Figure, str] | None = None) -> str:
+    """``notes``: how it was made, one sentence each. ``belief``: a picture of what the controller goes by, and how to read
+    it."""
     first_seed = min(item.seed for item in comparison.outcomes)
     shown = [item for item in comparison.outcomes if item.seed == first_seed]
     parts = [
@@ -63,6 +64,7 @@ def html_page(comparison: Comparison, notes: Sequence[str]) -> str:
         _image(_scatter(comparison), "GPU-hours against attainment, one point a policy and seed"),
         "<h2>Measures</h2>",
         _table(comparison.outcomes),
+        *(_belief(*belief) if belief is not None else ()),
         "<h2>What happened</h2>",
         *(_image(_timeline(item), f"{item.policy} over time") for item in shown),
     ]
@@ -97,6 +99,14 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 
 def _image(png: bytes, text: str) -> str:
     return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></p>'
+
+
+def _belief(figure: Figure, how_to_read: str) -> tuple[str, ...]:
+    return (
+        "<h2>What the controller goes by</h2>",
+        f"<p>{html.escape(how_to_read)}</p>",
+        _image(_png(figure), "output tokens/s and gain over running requests, crossovers marked"),
+    )
 
 
 def _scatter(comparison: Comparison) -> bytes:
@@ -139,7 +149,7 @@ def _timeline(item: Outcome) -> bytes:
     return _png(figure)
 
 
-def _png(figure: object) -> bytes:
+def _png(figure: Figure) -> bytes:
     target = io.BytesIO()
-    figure.savefig(target, format="png", dpi=90)  # type: ignore[attr-defined]
+    figure.savefig(target, format="png", dpi=90)
     return target.getvalue()
