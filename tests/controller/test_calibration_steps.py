@@ -12,7 +12,7 @@ from crossover.api.faults import NotFound, Unavailable
 from crossover.api.fleet import Capability, EngineType, ScheduleDialect
 from crossover.api.points import CalibrationPoint
 from crossover.api.workload import TargetRef
-from crossover.calibrate.contract import Described, Measured, Server
+from crossover.calibrate.contract import Ask, Described, FailureReason, Measured, Server
 from crossover.cluster.workload import workload_facts
 from crossover.controller.calibration.measuring import Failed
 from crossover.controller.calibration.pods import PodState, ScratchPod
@@ -21,7 +21,7 @@ from crossover.controller.calibration.reporter import CalibrationReporter
 from crossover.controller.calibration.store import Calibrations
 from crossover.controller.machine import NOTHING_KNOWN, Machine
 from crossover.decide.step_model import PRESETS
-from crossover.decide.variant import OFF
+from crossover.decide.variant import OFF, Variant
 
 KEY = ("demo", "cal")
 ADAPTIVE = Capability(
@@ -54,6 +54,7 @@ class World:
         self.pods, self.created, self.status = [], [], {}
         self.api_fault = self.failure = self.unreadable = None
         self.never_ready = self.ignores_forcing = False
+        self.no_points = {}
         self.events = []
         self.machine = NOTHING_KNOWN
         self.restart()
@@ -137,6 +138,9 @@ class World:
         async def point(self, namespace, run, spec, subject, ask, pod):
             if self.world.failure is not None:
                 return self.world.failure
+            if ask in self.world.no_points:
+                run.give_up(ask, reason := FailureReason(self.world.no_points[ask]), "as told")
+                return Failed(reason, "as told")
             await self.describe(namespace, run, spec, subject, ask.variant, pod)
             b, length = ask.running_requests, 1 + 0.5 * ask.variant.draft_tokens
             if subject.forcing is not None and ask.variant.draft_tokens and not self.world.ignores_forcing:
@@ -226,6 +230,28 @@ async def test_a_way_that_the_template_does_not_allow_is_left_out_and_the_others
     assert world.condition("Ready")["status"] == "True"
     assert "draft 0: " in world.condition("Ready")["message"]
     assert any(line.startswith("gated all ScheduleUnsupported") for line in world.status["skipped"])
+
+
+async def test_a_way_of_which_two_loads_give_nothing_but_failures_is_given_up():
+    world = World(runningRequests=[2, 4, 8, 16, 32, 64], draftTokens=[3, 5])
+    world.no_points = {Ask(Variant(5), load): "Overloaded" for load in (2, 4, 8, 16, 32, 64)}
+    await world.ticks(80)
+    assert world.condition("Ready")["status"] == "True"
+    assert world.measured == {(3, False), (0, True)}
+    assert sum("draft-5" in line for line in world.status["skipped"]) == 3, "two loads, and the way as a whole"
+    assert any(line.startswith("draft-5 all Overloaded") for line in world.status["skipped"])
+    created = len(world.created)
+    world.restart()
+    await world.ticks(5)
+    assert len(world.created) == created
+
+
+async def test_a_load_that_fails_after_others_were_measured_costs_only_itself():
+    world = World(runningRequests=[2, 4, 8, 16, 32, 64])
+    world.no_points = {Ask(Variant(3), load): "NoProgress" for load in (32, 64)}
+    await world.ticks(60)
+    assert [point["runningRequests"] for point in world.status["points"] if point["draftTokens"]] == [2, 4, 8, 16]
+    assert world.condition("Ready")["status"] == "True"
 
 
 async def test_gated_needs_a_server_that_says_so_also_after_a_restart():
@@ -319,6 +345,15 @@ async def test_a_server_that_ignores_the_forcing_is_measured_at_every_length():
     await world.ticks(120)
     assert world.measured == {(0, True), *((draft, False) for draft in range(1, 6))}
     assert not any(point.get("interpolated") for point in world.status["points"])
+
+
+async def test_a_middle_length_that_cannot_be_measured_makes_the_others_be_measured():
+    world = World(runningRequests=[2, 16, 64], **FORCED)
+    world.no_points = {Ask(Variant(3), 64): "NoProgress"}
+    await world.ticks(120)
+    assert world.measured == {(0, True), *((draft, False) for draft in range(1, 6))}
+    assert not any(point.get("interpolated") for point in world.status["points"])
+    assert world.condition("Ready")["status"] == "True"
 
 
 async def test_a_draft_longer_than_the_positions_told_is_refused_before_a_pod():

@@ -60,6 +60,16 @@ async def test_a_fault_of_the_endpoint_is_told_by_its_name(engine, fault, seen):
 
 
 @pytest.mark.parametrize("engine", COMMANDS)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_requests_are_refused_while_metrics_go_on(engine, status):
+    async with server(engine, fault=f"refuse-{status}") as client:
+        assert (await client.post("/v1/completions", completion(2)))[0] == status
+        assert not isinstance(await scraped(client, engine), str)
+        await client.post("/emulator/faults", {"faults": []})
+        assert (await client.post("/v1/completions", completion(2)))[0] == 200
+
+
+@pytest.mark.parametrize("engine", COMMANDS)
 async def test_a_page_that_ends_in_the_middle_gives_no_wrong_number(engine):
     async with server(engine, fault="truncated") as client:
         await client.post("/v1/completions", completion(20))

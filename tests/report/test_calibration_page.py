@@ -1,10 +1,12 @@
 """Every reason that a Calibration can show is explained to who looks it up."""
 
+import re
 from pathlib import Path
 
 from crossover.report.calibration import Why
 
 DOCS = Path(__file__).parents[2] / "docs"
+SOURCES = Path(__file__).parents[2] / "operator" / "crossover"
 
 
 def test_every_reason_of_a_calibration_stands_in_troubleshooting():
@@ -12,7 +14,8 @@ def test_every_reason_of_a_calibration_stands_in_troubleshooting():
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     explained = {word.strip() for row in rows for word in row.split("|")[2].split(",")}
     assert {str(reason) for reason in Why} - explained == set()
-    assert explained - {str(reason) for reason in Why} == {"reason"}, "and none that does not exist"
+    refused = {code for path in SOURCES.rglob("*.py") for code in re.findall(r'Refusal\(\s*"(\w+)"', path.read_text())}
+    assert explained - {str(reason) for reason in Why} - refused == {"reason"}, "and none that does not exist"
 
 
 def test_the_page_is_linked_from_where_users_start():

@@ -60,6 +60,11 @@ class Forcing:
         profile = fit_profile(points)
         return tuple(point for draft in missing for point in self._made(profile, points, draft, error))
 
+    def tells_too_little(self, points: Sequence[CalibrationPoint]) -> bool:
+        """Of the few lengths nothing more can be measured, and the others do not follow from them: some of their loads
+        failed. Then the others are measured as well."""
+        return bool(self.missing(points)) and not self.interpolated(points)
+
     def sentence(self, points: Sequence[CalibrationPoint]) -> str:
         """What was not measured, and how well it is known; empty = everything was."""
         missing = self.missing(points)

@@ -81,7 +81,9 @@ class ClosedLoop:
         *,
         seed: int = 1,
         cpu_seconds: Callable[[], float] = process_time,
+        give_up_seconds: float = GIVE_UP_SECONDS,
     ) -> None:
+        self._give_up_seconds = give_up_seconds
         self._described, self._workload, self._http, self._clock = described, workload, http, clock
         self._random = random.Random(seed)
         self._cpu_seconds = cpu_seconds
@@ -240,7 +242,9 @@ class ClosedLoop:
             return True
         if status in (429, 503):
             self.tally.refused += 1
-            self._give_up_after(FailureReason.OVERLOADED, f"the server answers HTTP {status} for {GIVE_UP_SECONDS:g} s")
+            self._give_up_after(
+                FailureReason.OVERLOADED, f"the server answers HTTP {status} for {self._give_up_seconds:g} s"
+            )
             return False
         if status in (401, 403):
             self._fail(
@@ -259,7 +263,9 @@ class ClosedLoop:
                 "it does not take ignore_eos (try another --route)",
             )
         self.tally.failed += 1
-        self._give_up_after(FailureReason.SERVER_DIED, f"the server answers HTTP {status} for {GIVE_UP_SECONDS:g} s")
+        self._give_up_after(
+            FailureReason.SERVER_DIED, f"the server answers HTTP {status} for {self._give_up_seconds:g} s"
+        )
         return False
 
     def _failed(self, error: httpx.TransportError) -> None:
@@ -269,12 +275,11 @@ class ClosedLoop:
         if isinstance(error, httpx.ConnectError) and not self._answered:
             self._give_up_after(FailureReason.UNREACHABLE, "connection refused")
             return
-        self._give_up_after(
-            FailureReason.SERVER_DIED, f"{type(error).__name__} since {GIVE_UP_SECONDS / 2:g} s", GIVE_UP_SECONDS / 2
-        )
+        half = self._give_up_seconds / 2
+        self._give_up_after(FailureReason.SERVER_DIED, f"{type(error).__name__} since {half:g} s", half)
 
-    def _give_up_after(self, reason: FailureReason, message: str, seconds: float = GIVE_UP_SECONDS) -> None:
-        if self._clock.now() - self._good_at >= seconds:
+    def _give_up_after(self, reason: FailureReason, message: str, seconds: float | None = None) -> None:
+        if self._clock.now() - self._good_at >= (self._give_up_seconds if seconds is None else seconds):
             self._fail(reason, message)
 
     def _fail(self, reason: FailureReason, message: str) -> NoReturn:

@@ -35,7 +35,7 @@ from crossover.calibrate.contract import (
 )
 from crossover.calibrate.counters import ServerSide, rate_blocks, server_side, was_restarted
 from crossover.calibrate.doubts import doubts
-from crossover.calibrate.load import ClosedLoop
+from crossover.calibrate.load import GIVE_UP_SECONDS, ClosedLoop
 from crossover.calibrate.steady import Steady, steady
 from crossover.calibrate.workload import Workload
 from crossover.decide.variant import GATED, OFF, Variant
@@ -137,7 +137,10 @@ async def measure(
     """
     precision, clock = precision or Precision(), clock or RealClock()
     sensor = probe.Sensor(described.server, ENGINES[described.engine], described.capability, http)
-    async with ClosedLoop(described, workload, http, clock, seed=seed, cpu_seconds=cpu_seconds) as load:
+    give_up = min(GIVE_UP_SECONDS, precision.most_seconds)
+    async with ClosedLoop(
+        described, workload, http, clock, seed=seed, cpu_seconds=cpu_seconds, give_up_seconds=give_up
+    ) as load:
         run = _Run(described, running_requests, precision, clock, sensor, load, progress)
         await load.prepare()
         load.start(running_requests)

@@ -1,4 +1,4 @@
-"""Faults of a metrics endpoint, as they are met in the wild: each is a name that can be switched on while it runs."""
+"""Faults of a server's endpoints, as they are met in the wild: each is a name that can be switched on while it runs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ async def instead(request: web.Request, faults: AbstractSet[str]) -> web.StreamR
     if "close" in faults and request.transport is not None:
         request.transport.close()
         return web.Response(status=500)
+    return None
+
+
+def refusal(request: web.Request, faults: AbstractSet[str]) -> web.StreamResponse | None:
+    """What takes requests turns them away, as a full queue or a proxy before it does; GET answers as ever."""
+    if request.method == "POST":
+        for name, status in (("refuse-429", 429), ("refuse-503", 503)):
+            if name in faults:
+                return web.json_response({"error": {"message": "overloaded", "code": status}}, status=status)
     return None
 
 

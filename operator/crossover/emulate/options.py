@@ -30,6 +30,8 @@ COMMON_FAULTS = (
     "close",
     "hang-engine",
     "ignore-sigterm",
+    "refuse-429",
+    "refuse-503",
 )
 ENGINE_FAULTS = {
     "sglang": ("stuck-queue",),

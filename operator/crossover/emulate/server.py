@@ -330,7 +330,7 @@ class EmulatedServer(ABC):
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path.startswith("/emulator/"):
             return await handler(request)
-        refused = await self.gate(request)
+        refused = await self.gate(request) or faults.refusal(request, self.faults)
         if refused is not None:
             return refused
         strike = self.faults if request.path in self.metric_paths else frozenset()

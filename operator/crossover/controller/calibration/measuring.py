@@ -138,7 +138,7 @@ class Measuring:
         run.tries[ask] = run.tries.get(ask, 0) + 1
         is_gone = failure.reason is FailureReason.SERVER_DIED
         if run.tries[ask] >= MOST_TRIES:
-            run.skipped[ask] = failure.reason
+            run.give_up(ask, failure.reason, failure.message)
         if is_gone:
             run.described.pop(pod.uid, None)
         return Failed(failure.reason, failure.message, pod_is_gone=is_gone)

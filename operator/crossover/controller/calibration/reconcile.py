@@ -155,6 +155,9 @@ class CalibrationReconciler:
         plan = _plan(spec, subject, run)
         ready = {variant for pod in pods if pod.state is PodState.READY and (variant := variant_of(pod.variant))}
         step = self._next(run, plan, ready, spec)
+        if isinstance(step, Done) and subject.forcing is not None and subject.forcing.tells_too_little(run.points):
+            plan = _plan(spec, subject, run, every_length=True)
+            step = self._next(run, plan, ready, spec)
         if isinstance(step, Done):
             return await self._finish(key, kept, run, spec, subject, step)
         source = _asked_first(step.variant, plan, subject, run)
@@ -357,8 +360,8 @@ def _asked_first(variant: Variant, plan: SweepPlan, subject: Subject, run: Run) 
     return next((item for item in plan.variants if item.draft_tokens), variant)
 
 
-def _plan(spec: CalibrationSpec, subject: Subject, run: Run) -> SweepPlan:
-    left_out = subject.forcing.missing(run.points) if subject.forcing is not None else ()
+def _plan(spec: CalibrationSpec, subject: Subject, run: Run, *, every_length: bool = False) -> SweepPlan:
+    left_out = subject.forcing.missing(run.points) if subject.forcing is not None and not every_length else ()
     return SweepPlan(
         variants=tuple(
             variant for variant in subject.variants if variant not in run.lost and variant.draft_tokens not in left_out

@@ -196,8 +196,12 @@ def _losses(run: Run | None) -> str:
 
 
 def _useless(run: Run | None, message: str) -> Told:
-    """Points that give no answer. A variant that could not be had is the better reason."""
-    lost = next(iter(run.lost.values()), None) if run is not None else None
+    """Points that give no answer. What could not be had, or measured, is the better reason."""
+    if run is None:
+        return Told.failure(Why.UNUSABLE, message)
+    lost = next(iter(run.lost.values()), None)
+    if lost is None and run.failed_load is not None:
+        return Told.failure(run.failed_load.reason, f"{message}; {run.failed_load.message}")
     return Told.failure(lost.reason if lost is not None else Why.UNUSABLE, message)
 
 

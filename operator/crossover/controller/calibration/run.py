@@ -10,15 +10,17 @@ from typing import Any
 from crossover.api.fleet import Capability
 from crossover.api.points import CalibrationPoint
 from crossover.api.resources import CalibrationSpec
-from crossover.calibrate.contract import Ask, Described, Measured
+from crossover.calibrate.contract import Ask, Described, FailureReason, Measured
 from crossover.calibrate.environment import Environment
 from crossover.controller.calibration.environment import asked_digest, from_status, to_status
 from crossover.controller.calibration.store import points_of
 from crossover.decide.variant import GATED, OFF, Variant
 
 MOST_LINES = 16
+MOST_FAILED_LOADS = 2
+"""After so many, and no point at all, a way to run is not paid for any longer: the other loads would fail alike."""
 
-
+FAILURES = frozenset(FailureReason)
 EVERY_LOAD = "all"
 """Stands for the load in a line of `status.skipped` about a variant that cannot be had at all."""
 
@@ -93,6 +95,24 @@ class Run:
             self.skipped[ask] = measured.caveats[0].code if measured.caveats else f"ran as {seen.shown}"
         for caveat in measured.caveats:
             self.caveat(f"{ask.variant.shown} at {ask.running_requests}: {caveat.message}")
+
+    def give_up(self, ask: Ask, reason: FailureReason, message: str) -> None:
+        """Never ask for that load again; nor for any load of a way to run of which nothing but failures comes."""
+        self.skipped[ask] = reason
+        failed = [one for one, why in self.skipped.items() if one.variant == ask.variant and why in FAILURES]
+        measured = any(Variant(point.draft_tokens, point.off) == ask.variant for point in self.points)
+        if len(failed) >= MOST_FAILED_LOADS and not measured:
+            self.lost[ask.variant] = Lost(reason, message)
+
+    @property
+    def failed_load(self) -> Lost | None:
+        """The first load that gave a failure instead of a point."""
+        for ask, why in self.skipped.items():
+            if why in FAILURES:
+                return Lost(
+                    why, f"{ask.variant.shown} at {ask.running_requests} running requests could not be measured"
+                )
+        return None
 
     def caveat(self, line: str) -> None:
         """Told once; the latest are kept."""
