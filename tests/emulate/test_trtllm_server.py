@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -15,6 +16,7 @@ from crossover.commands import inspect
 from crossover.emulate.commands import LaunchError
 from crossover.emulate.load import ClosedLoop
 from crossover.emulate.requests import Request
+from crossover.emulate.server import State
 from crossover.emulate.trtllm_args import Form, parse
 from crossover.engines import detect
 from crossover.engines.contract import Answer
@@ -216,6 +218,35 @@ async def test_classic_triton_shows_its_batcher_on_two_ports(root):
         assert client.server.ports() == (8000, 8002)
     assert rows(text) == rows(page("triton-classic-b64-spec.prom"))
     assert reading.schedulers[0].running_requests == 0
+
+
+async def test_tritons_port_of_metrics_has_nothing_else_and_is_read(root):
+    emulated = trtllm(root, command=("tritonserver", "--model-repository=/m"))
+    emulated.options = emulated.options.model_copy(update={"port": None, "address": "127.9.0.77"})
+    async with emulated._runner() as runner:
+        emulated.state = State.READY
+        await emulated._listen(runner)
+        async with Scraper(timeout_seconds=5) as scraper:
+            for port, path, status in (
+                (8002, "/metrics", 200),
+                (8002, "/v2/health/ready", 400),
+                (8000, "/metrics", 404),
+                (8000, "/v2/health/ready", 200),
+            ):
+                assert (await scraper.fetch("127.9.0.77", port, path)).status == status
+            answers = await scraper.first_group("127.9.0.77", 8002, ENGINE.load_paths(None))
+    assert ENGINE.read(answers, 0.0, None).schedulers[0].running_requests == 0
+
+
+async def test_an_operator_that_looks_for_triton_takes_no_iterations_from_trtllm_serve(root):
+    async with server(root, document={**STATS, "return_perf_metrics": False}) as client:
+        await client.post(CHAT, chat(20))
+        async with Scraper(timeout_seconds=5) as scraper:
+            base = urlsplit(str(client.base))
+            answers = await scraper.first_group(base.hostname, base.port, ENGINE.load_paths(None))
+        assert str(ENGINE.read(answers, 0.0, None).fault) == "MetricsOff"
+        _, text = await client.get("/metrics")
+    assert json.loads(text), "the iterations are still there"
 
 
 async def test_tritons_llm_api_backend_has_no_sensor(root):

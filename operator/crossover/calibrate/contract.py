@@ -71,13 +71,15 @@ class Route(StrEnum):
     """How requests are sent."""
 
     AUTO = "auto"
-    """Native where it tells more than the OpenAI route (SGLang), else completions."""
+    """Native where it tells more than the OpenAI route (SGLang) or is the only one (Triton), else completions."""
     CHAT = "chat"
     """/v1/chat/completions"""
     COMPLETIONS = "completions"
     """/v1/completions: the native route of vLLM and trtllm-serve."""
     GENERATE = "generate"
     """SGLang's /generate: every answer tells its verification steps."""
+    TRITON = "triton"
+    """Triton's /v2/models/MODEL/generate and generate_stream, before TensorRT-LLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class Server:
     token: str | None = field(default=None, repr=False)
     """Bearer token."""
     route: Route = Route.AUTO
+    metrics_port: int | None = None
+    """Where metrics are served, when not on the port of ``base_url`` (Triton: 8002)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0
 LATE_SECONDS = 0.05
 """The event loop is called late when a timer comes this much after its time."""
 WORDS_PER_TOKEN = 0.75
+CUT_SHORT = (
+    "an answer ended before the length that was asked for, and this server (Triton's LLM API backend) neither takes "
+    "ignore_eos nor counts tokens: give prompts that are answered at length (--prompts), or measure by trtllm-serve"
+)
 MOST_ANSWER_BYTES = 32_000_000
 
 
@@ -88,7 +92,7 @@ class ClosedLoop:
         self._random = random.Random(seed)
         self._cpu_seconds = cpu_seconds
         self._route = wire.resolved(described.server.route, described.engine)
-        self._url = described.server.base_url.rstrip("/") + wire.PATHS[self._route]
+        self._may_stream = True
         self._words_per_token = WORDS_PER_TOKEN
         self._stride, self._learned = 1, 0
         self._good_at = clock.now()
@@ -179,7 +183,7 @@ class ClosedLoop:
 
     async def _one(self, worker: int, generation: int, given: int, wanted: int) -> bool:
         """One request; False = refused or failed, to be tried again. Raises MeasureFailure for what no retry mends."""
-        stream = worker % self._stride == 0
+        stream = self._may_stream and worker % self._stride == 0
         flight = Flight(self._clock.now(), wanted, given, stream, generation)
         self.tally.flying[worker] = flight
         try:
@@ -196,7 +200,8 @@ class ClosedLoop:
         headers = {"Authorization": f"Bearer {server.token}"} if server.token else {}
         text = self._text(given)
         document = wire.body(self._route, self._described.model, text, wanted, stream=stream)
-        async with self._http.stream("POST", self._url, json=document, headers=headers) as answer:
+        url = server.base_url.rstrip("/") + wire.path(self._route, self._described.model, stream=stream)
+        async with self._http.stream("POST", url, json=document, headers=headers) as answer:
             if answer.status_code != 200:
                 return answer.status_code
             kept = await self._streamed(answer, flight) if stream else [await _whole(answer)]
@@ -204,8 +209,14 @@ class ClosedLoop:
         told = wire.usage(kept)
         if told.failed:
             return 500
+        if told.is_cut_short:
+            self._fail(FailureReason.REJECTED, CUT_SHORT)
         flight.input_tokens, flight.verify_steps = told.input_tokens, told.verify_steps
-        flight.output_tokens = told.output_tokens if told.output_tokens is not None else wanted
+        # In a stream of Triton nobody says whether a count is of the event or of the answer: its length is what was asked for.
+        counted = told.output_tokens if not (stream and self._route is Route.TRITON) else None
+        flight.output_tokens = counted if counted is not None else wanted
+        if told.accepted_tokens is not None and flight.output_tokens > 1 + told.accepted_tokens:
+            flight.verify_steps = flight.output_tokens - 1 - told.accepted_tokens
         return 200
 
     async def _streamed(self, answer: httpx.Response, flight: Flight) -> list[bytes]:
@@ -245,6 +256,9 @@ class ClosedLoop:
             self._give_up_after(
                 FailureReason.OVERLOADED, f"the server answers HTTP {status} for {self._give_up_seconds:g} s"
             )
+            return False
+        if status in (400, 500) and self._may_stream and not self._answered and self._route is Route.TRITON:
+            self._may_stream = False  # without the decoupled policy a model answers in one piece only
             return False
         if status in (401, 403):
             self._fail(

@@ -72,6 +72,7 @@ async def describe(server: Server, *, http: httpx.AsyncClient, clock: Clock | No
     clock = clock or RealClock()
     engine, metrics = await probe.identify(server, http)
     capability = await probe.capability_of(server, engine, http)
+    server = replace(server, route=await probe.route_of(server, engine, http))
     model = await probe.model_of(server, http)
     limit = capability.max_running_requests if capability is not None else None
     described = Described(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import httpx
 
-from crossover.api.fleet import Capability, PodReading, ScrapeFault
-from crossover.calibrate.contract import Clock, FailureReason, MeasureFailure, Server
+from crossover.api.fleet import Capability, EngineType, PodReading, ScrapeFault
+from crossover.calibrate.contract import Clock, FailureReason, MeasureFailure, Route, Server
 from crossover.engines import ENGINES
 from crossover.engines.contract import Answer, Engine
 
@@ -26,10 +27,11 @@ def open_http() -> httpx.AsyncClient:
     )
 
 
-async def fetch(server: Server, path: str, http: httpx.AsyncClient) -> Answer | None:
-    """One GET; None when it does not answer, or with too much."""
+async def fetch(server: Server, path: str, http: httpx.AsyncClient, port: int | None = None) -> Answer | None:
+    """One GET; None when it does not answer, or with too much. ``port``: another one than that of requests."""
     headers = {"Authorization": f"Bearer {server.token}"} if server.token else {}
-    url = server.base_url.rstrip("/") + path
+    url = httpx.URL(server.base_url).copy_with(port=port) if port is not None else server.base_url
+    url = str(url).rstrip("/") + path
     try:
         async with http.stream("GET", url, headers=headers, timeout=PROBE_SECONDS) as answer:
             body = b""
@@ -68,11 +70,11 @@ async def _group(server: Server, groups: Sequence[Sequence[str]], http: httpx.As
     """The answers of the first group whose first path answers 200, else the first answer at all."""
     heads: list[Answer] = []
     for first, *others in groups:
-        head = await fetch(server, first, http)
+        head = await fetch(server, first, http, server.metrics_port)
         if head is None:
             continue
         if head.status == 200:
-            more = [await fetch(server, path, http) for path in others]
+            more = [await fetch(server, path, http, server.metrics_port) for path in others]
             return [head, *(answer for answer in more if answer is not None)]
         heads.append(head)
     return heads[:1] or None
@@ -131,8 +133,18 @@ async def capability_of(server: Server, engine: Engine, http: httpx.AsyncClient)
     return None
 
 
+async def route_of(server: Server, engine: Engine, http: httpx.AsyncClient) -> Route:
+    """Triton has no other route than its own, and only it has that health path."""
+    if server.route is not Route.AUTO or engine.type is not EngineType.TENSORRT_LLM:
+        return server.route
+    answer = await fetch(server, "/v2/health/ready", http)
+    return Route.TRITON if answer is not None and answer.status == 200 else Route.AUTO
+
+
 async def model_of(server: Server, http: httpx.AsyncClient) -> str:
     """The model name for requests. Raises `MeasureFailure` when the wanted one is not served."""
+    if server.route is Route.TRITON:
+        return await _triton_model(server, http)
     answer = await fetch(server, "/v1/models", http)
     if answer is not None and answer.status in (401, 403):
         raise MeasureFailure(
@@ -151,6 +163,19 @@ async def model_of(server: Server, http: httpx.AsyncClient) -> str:
             FailureReason.WRONG_MODEL,
             f"the server does not serve {server.model!r}; it lists {len(listed)} other name(s) under /v1/models",
         )
+    return server.model
+
+
+async def _triton_model(server: Server, http: httpx.AsyncClient) -> str:
+    """Triton lists models only on request of a POST, so the name has to be told."""
+    if server.model is None:
+        raise MeasureFailure(
+            FailureReason.WRONG_MODEL,
+            "Triton does not list its models: name the one that takes text (--model ensemble, tensorrt_llm_bls or tensorrt_llm)",
+        )
+    answer = await fetch(server, f"/v2/models/{quote(server.model, safe='')}/ready", http)
+    if answer is not None and answer.status in (400, 404):
+        raise MeasureFailure(FailureReason.WRONG_MODEL, f"Triton has no model {server.model!r} that is ready (--model)")
     return server.model
 
 

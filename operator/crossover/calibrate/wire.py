@@ -6,12 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from crossover.api.fleet import EngineType
 from crossover.calibrate.contract import Route
 
-PATHS = {Route.CHAT: "/v1/chat/completions", Route.COMPLETIONS: "/v1/completions", Route.GENERATE: "/generate"}
+_PATHS = {Route.CHAT: "/v1/chat/completions", Route.COMPLETIONS: "/v1/completions", Route.GENERATE: "/generate"}
 DATA, END = b"data:", b"[DONE]"
+
+
+def path(route: Route, model: str, *, stream: bool) -> str:
+    """Where a request goes; only Triton has the model's name and the manner of answering in it."""
+    if route is Route.TRITON:
+        return f"/v2/models/{quote(model, safe='')}/generate{'_stream' if stream else ''}"
+    return _PATHS[route]
 
 
 def resolved(route: Route, engine: EngineType) -> Route:
@@ -22,7 +30,10 @@ def resolved(route: Route, engine: EngineType) -> Route:
 
 
 def body(route: Route, model: str, prompt: str, output_tokens: int, *, stream: bool) -> dict[str, Any]:
-    """Exactly ``output_tokens`` tokens are asked for: all three engines take ignore_eos beside the OpenAI fields."""
+    """Exactly ``output_tokens`` tokens are asked for: all three engines take ignore_eos beside the OpenAI fields, the
+    classic ensemble of Triton min_tokens. Its LLM API backend takes neither."""
+    if route is Route.TRITON:
+        return _triton(prompt, output_tokens, stream=stream)
     if route is Route.GENERATE:
         sampling = {"max_new_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
         return {"text": prompt, "sampling_params": sampling, "stream": stream}
@@ -42,6 +53,28 @@ def body(route: Route, model: str, prompt: str, output_tokens: int, *, stream: b
     return document
 
 
+def _triton(prompt: str, output_tokens: int, *, stream: bool) -> dict[str, Any]:
+    """In the words of the classic ensemble and in those of the LLM API backend: what is not an input of the model is a
+    parameter to it, which it ignores (Triton's generate extension)."""
+    return {
+        "text_input": prompt,
+        "max_tokens": output_tokens,
+        "min_tokens": output_tokens,
+        "top_k": 1,
+        "stream": stream,
+        "exclude_input_in_output": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+        "return_perf_metrics": True,
+        "streaming": stream,
+        "sampling_param_max_tokens": output_tokens,
+        "sampling_param_top_k": 1,
+        "sampling_param_exclude_input_from_output": True,
+        "sampling_param_return_perf_metrics": True,
+        "return_finish_reason": True,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What an answer says of itself. None = not told."""
@@ -50,6 +83,10 @@ class Usage:
     output_tokens: int | None = None
     verify_steps: int | None = None
     """Decode steps of this request (SGLang's own route)."""
+    accepted_tokens: int | None = None
+    """Draft tokens accepted in this request (Triton)."""
+    is_cut_short: bool = False
+    """It ended by itself, after nobody knows how many tokens (Triton's LLM API backend)."""
     failed: bool = False
     """An error inside of a 200."""
 
@@ -70,6 +107,13 @@ def usage(documents: Sequence[bytes]) -> Usage:
             )
         elif isinstance(told, Mapping):
             found = Usage(_count(told, "prompt_tokens"), _count(told, "completion_tokens"))
+        elif "text_output" in document:
+            found = Usage(
+                _number(document.get("num_input_tokens")),
+                _number(document.get("num_output_tokens")),
+                accepted_tokens=_number(document.get("total_accepted_draft_tokens")),
+                is_cut_short=document.get("finish_reason", "length") not in ("length", "None", None),
+            )
     return found
 
 
@@ -87,6 +131,15 @@ def _json(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
+
+
+def _number(value: Any) -> int | None:
+    """The LLM API backend tells numbers as text, the classic ensemble in lists where a shape says so."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return _count({"value": value}, "value")
 
 
 def _count(document: Mapping[str, Any], key: str) -> int | None:

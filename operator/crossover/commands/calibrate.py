@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -82,6 +83,9 @@ def calibrate(
         str | None, typer.Option(help="Model name of requests; left out, the first that is served.")
     ] = None,
     route: Annotated[Route, typer.Option(help="How requests are sent.")] = Route.AUTO,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the metrics, where it is another one (Triton: 8002).")
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help=f"File with the bearer token; or the variable {TOKEN_VARIABLE}.")
     ] = None,
@@ -107,7 +111,8 @@ def calibrate(
         smallest, largest, ladder = _loads(running)
         token = _token(token_file)
         servers = [
-            _server(url, engine, model, route, token, kind) for url, kind in zip(urls, _kinds(draft, urls), strict=True)
+            replace(_server(url, engine, model, route, token, kind), metrics_port=metrics_port)
+            for url, kind in zip(urls, _kinds(draft, urls), strict=True)
         ]
         earlier = from_csv(out.read_text(encoding="utf-8")) if out is not None and out.exists() else []
     except (_BadInputError, WorkloadError, TableError, OSError, UnicodeDecodeError) as error:
@@ -274,8 +279,9 @@ class _Job:
             TimeElapsedColumn(),
             console=Console(stderr=True),
         )
+        earlier = sum(Variant(point.draft_tokens, point.off) in self.described for point in self.swept.points)
         with bar:
-            row = bar.add_task("starting", total=estimate_points(plan), completed=len(self.swept.points))
+            row = bar.add_task("starting", total=estimate_points(plan), completed=earlier)
             asked: list[Ask] = []
 
             def on_ask(ask: Ask) -> None:
@@ -290,7 +296,7 @@ class _Job:
                 )
 
             def on_measured(measured: Measured) -> None:
-                done = len(self.swept.measured)
+                done = earlier + len(self.swept.measured)
                 bar.update(row, completed=done, total=max(done, estimate_points(plan)))
                 self._write()
 

@@ -17,6 +17,7 @@ from crossover.emulate import openai
 from crossover.emulate.options import Options
 from crossover.emulate.requests import Limits
 from crossover.emulate.server import EmulatedServer, State
+from crossover.emulate.triton import Generate
 from crossover.emulate.trtllm_args import Form, Launch, parse
 from crossover.emulate.trtllm_stats import Collector, RankView
 from crossover.emulate.trtllm_wire import Wire
@@ -24,6 +25,8 @@ from crossover.emulate.trtllm_wire import Wire
 FORCED_ACCEPTANCE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 STATE_HEADER = "x-trtllm-server-state"
 LOCAL = ("localhost", "127.0.0.1", "::1")
+METRICS = ("/metrics", "/metrics/")
+"""Of Triton, on the port that has nothing else."""
 EMPTY_SECONDS = 2.0
 """How long a GET of the JSON waits when statistics are off."""
 DRAIN_LOOK_SECONDS = 0.05
@@ -117,8 +120,8 @@ class TensorRTLLMServer(EmulatedServer):
             live = [web.get(f"/v1/health/{kind}", self._health) for kind in ("live", "ready")]
             return [*generate, models, *live, web.get("/v1/metrics", self._page)]
         live = [web.get(f"/v2/health/{kind}", self._health) for kind in ("live", "ready")]
-        native = [web.post(f"/v2/models/{{name}}/{kind}", self._triton) for kind in ("generate", "generate_stream")]
-        return [*live, *native, web.get("/metrics", self._page)]
+        native = Generate(self, llm_api=self.launch.form is Form.TRITON_LLMAPI).routes()
+        return [*live, *native, *(web.get(path, self._page) for path in METRICS)]
 
     def _serve_routes(self) -> list[web.RouteDef]:
         routes = [
@@ -127,6 +130,7 @@ class TensorRTLLMServer(EmulatedServer):
             web.get("/version", self._version),
             web.get("/server_info", self._server_info),
             web.get("/metrics", self._json),
+            web.get("/metrics/", self._without_slash),
             web.get("/perf_metrics", self._empty),
             web.post("/kv_cache_events", self._empty),
         ]
@@ -137,7 +141,17 @@ class TensorRTLLMServer(EmulatedServer):
     async def gate(self, request: web.Request) -> web.StreamResponse | None:
         if self.state in (State.LOADING, State.WARMING):
             return web.Response(status=503, headers={STATE_HEADER: "starting", "Retry-After": "5"})
-        return None
+        return self._on_other_port(request)
+
+    def _on_other_port(self, request: web.Request) -> web.Response | None:
+        """Triton serves metrics on a port of its own, and nothing else there; one given port serves all."""
+        port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
+        if self.launch.form not in (Form.TRITON, Form.TRITON_LLMAPI) or port not in self.ports():
+            return None
+        is_metrics = port == PORTS[self.launch.form][-1]
+        if is_metrics == (request.path in METRICS):
+            return None
+        return web.Response(status=400 if is_metrics else 404)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200)
@@ -146,6 +160,10 @@ class TensorRTLLMServer(EmulatedServer):
         """A real request, which takes a slot."""
         await self.finish(self.submit(1, 1, streams=False))
         return web.Response(status=200)
+
+    async def _without_slash(self, _: web.Request) -> web.Response:
+        """As FastAPI does with any path that has one too many."""
+        return web.Response(status=307, headers={"Location": "/metrics"})
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": self.options.version_text})
@@ -176,17 +194,3 @@ class TensorRTLLMServer(EmulatedServer):
 
     async def _openai(self, http: web.Request) -> web.StreamResponse:
         return await openai.complete(self, http, openai.prompt_of(http.path, await http.json()))
-
-    async def _triton(self, http: web.Request) -> web.StreamResponse:
-        """Triton's generate extension."""
-        body, name = await http.json(), http.match_info["name"]
-        streams = http.path.endswith("_stream")
-        tokens = int(body.get("max_tokens", openai.DEFAULT_OUTPUT_TOKENS))
-        generation = self.submit(max(1, len(str(body.get("text_input", "")).split())), tokens, streams=streams)
-        head = {"model_name": name, "model_version": "1"}
-        if not streams:
-            request = await self.finish(generation)
-            return web.json_response({**head, "text_output": openai.WORD * request.emitted_tokens})
-        return await self.stream(
-            http, generation, lambda count, _: openai.event({**head, "text_output": openai.WORD * count}), done=b""
-        )

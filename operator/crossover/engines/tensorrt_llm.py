@@ -2,7 +2,8 @@
 
 trtllm-serve answers two ways: `/prometheus/metrics` (with return_perf_metrics), and `/metrics`, a JSON list that each GET
 takes away from everybody else. The second is never asked for; a file of it can be inspected. `/metrics` of a Dynamo worker
-or of Triton is asked for only after a path that trtllm-serve does not have has answered.
+is asked for only after a path that trtllm-serve does not have has answered. Triton's port of metrics answers nothing but
+`/metrics` and `/metrics/`, and trtllm-serve redirects the second to the first, which is not followed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from crossover.engines.tensorrt_llm_servers import dynamo_only, nim, triton, unp
 from crossover.engines.values import count, document, mapping
 
 PROMETHEUS = "/prometheus/metrics"
+TRITON = "/metrics/"
 SERVER_INFO = "/server_info"
 FORCED_DRAFTS = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 """Accepted draft tokens, bonus token not counted. Builds that read whole numbers only ignore a fraction, with a warning."""
@@ -100,7 +102,7 @@ class TensorRTLLM:
     running_cap: RunningCap | None = None
 
     def load_paths(self, capability: Capability | None) -> tuple[tuple[str, ...], ...]:
-        return ((PROMETHEUS,), ("/v1/metrics",), ("/live", "/metrics"), ("/v2/health/live", "/metrics"))
+        return ((PROMETHEUS,), ("/v1/metrics",), ("/live", "/metrics"), (TRITON,))
 
     def recognises(self, answer: Answer) -> bool:
         if answer.status != 200:

@@ -87,7 +87,12 @@ class Scraper:
         """
         heads: list[Answer] = []
         for first, *others in groups:
-            head = await self.fetch(address, port, first)
+            try:
+                head = await self.fetch(address, port, first)
+            except Unusable as unusable:
+                if unusable.fault is ScrapeFault.REDIRECTED and heads:
+                    continue  # it answers, and has another name for this path
+                raise
             if head.status == 200:
                 more = await asyncio.gather(*(self._bonus(address, port, path) for path in others))
                 return [head, *(answer for answer in more if answer is not None)]
