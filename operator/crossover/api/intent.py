@@ -6,7 +6,7 @@ build it directly. Field names and defaults follow autoscaling/v2 where it has t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -115,3 +115,10 @@ class Intent:
     objectives: Objectives = field(default_factory=Objectives)
     live_cap: LiveCapPolicy = LiveCapPolicy.OFF
     """Whether the running batch may be capped while pods live, where the engine has such a knob."""
+
+
+def careful(intent: Intent) -> Intent:
+    """What is still safe with a calibration of another machine: hold the draft length, add replicas, take none away."""
+    down = replace(intent.replicas.scale_down, select_policy=SelectPolicy.DISABLED)
+    speculation = intent.speculation and replace(intent.speculation, policy=SpeculationPolicy.HOLD)
+    return replace(intent, replicas=replace(intent.replicas, scale_down=down), speculation=speculation)

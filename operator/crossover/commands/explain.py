@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from crossover.api.decision import Decision, DecisionReason, Lever, Memory
 from crossover.api.faults import ClusterError, NotFound
-from crossover.api.intent import Intent
+from crossover.api.intent import Intent, careful
 from crossover.api.invalid import explain as explain_invalid
 from crossover.api.resources import GROUP, VERSION, ModelAutoscalerSpec
 from crossover.api.resources.status import ModelAutoscalerStatus
@@ -34,12 +34,13 @@ from crossover.decide.whatif import Turn, turns
 from crossover.report.conditions import timestamp
 from crossover.report.readback import ReadBack, condition, newest_seconds, read_back
 from crossover.report.reasons import meaning
-from crossover.report.texts import ConditionType
+from crossover.report.texts import ConditionType, Reason
 
 app = typer.Typer()
 
 EXPLAINED, STOPPED, UNUSABLE = 0, 1, 2
 MOST_BYTES = 5_000_000
+CAREFUL = "the calibration is stale: the draft length is held, and no replica is taken away on its account"
 LIMITED = str(ConditionType.SCALING_LIMITED)
 
 
@@ -205,6 +206,10 @@ def document_of(
     status = _status(body)
     intent, memory = spec.to_intent(), from_json(status.get("memory") or {})
     at_seconds = now_seconds if now_seconds is not None else (newest_seconds(status) or time.time())
+    granted = []
+    if condition(status, ConditionType.CALIBRATED).get("reason") == Reason.CALIBRATION_STALE:
+        intent = careful(intent)
+        granted.append(CAREFUL)
     read = read_back(status, intent, memory, at_seconds, float(spec.metrics.stale_after_seconds))
     needs_profile = spec.speculation is not None and spec.speculation.calibration_ref is not None
     again = None if needs_profile and profile is None else _again(read, intent, memory, profile)
@@ -227,7 +232,7 @@ def document_of(
         if profile is None
         else {"source": profile.source, **summary(profile, live_conditions(read.snapshot, intent, memory, profile))},
         "would_change": [*_engine_turns(again), *map(_turn_json, again.turns)] if again is not None else [],
-        "taken_for_granted": [*read.missing, *([problem] if problem else [])],
+        "taken_for_granted": [*granted, *read.missing, *([problem] if problem else [])],
     }
     return document, read
 

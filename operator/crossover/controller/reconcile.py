@@ -13,7 +13,7 @@ from crossover.act.rollout import Rollout, RolloutState
 from crossover.api.decision import Decision, DecisionReason
 from crossover.api.faults import ClusterError
 from crossover.api.fleet import EngineType, FleetSnapshot, PodFacts
-from crossover.api.intent import Intent, Mode, SelectPolicy, SpeculationPolicy
+from crossover.api.intent import Intent, Mode, careful
 from crossover.api.invalid import explain
 from crossover.api.resources import ModelAutoscalerSpec
 from crossover.calibrate.environment import Environment
@@ -318,13 +318,6 @@ class Reconciler:
             problems=(Problem(ConditionType.READY, Reason.INVALID_SPEC, f"spec.{message}"),),
             previous=fleet.status,
         )
-
-
-def careful(intent: Intent) -> Intent:
-    """What is still safe with a calibration of another machine: hold the draft length, add replicas, take none away."""
-    down = replace(intent.replicas.scale_down, select_policy=SelectPolicy.DISABLED)
-    speculation = intent.speculation and replace(intent.speculation, policy=SpeculationPolicy.HOLD)
-    return replace(intent, replicas=replace(intent.replicas, scale_down=down), speculation=speculation)
 
 
 def _engine(snapshot: FleetSnapshot) -> tuple[EngineType | None, str | None]:
