@@ -27,7 +27,15 @@ class Alone(Passive):
     """Only factors."""
 
     def look(self, resolved, snapshot, memory):
-        return resolved.profile
+        self.calibrated = resolved.profile
+
+
+def ticked(passive, calibration, seen, memory):
+    """As the controller does it, with its thread left out."""
+    due = passive.look(calibration, seen, memory)
+    if due is not None:
+        passive.take(due, due.make())
+    return passive.in_use
 
 
 class Life:
@@ -44,7 +52,7 @@ class Life:
         while self.at < until:
             pods = [pod(n, self.at, load, self.variant, factor=self.factor(load)) for n, load in enumerate(self.loads)]
             seen = snapshot(self.at, pods, enabled=not self.variant.off)
-            self.profile = self.passive.look(self.calibration, seen, self.memory)
+            self.profile = ticked(self.passive, self.calibration, seen, self.memory)
             decision = plan(seen, HELD, self.passive.lend(self.memory), self.profile)
             self.decision = self.passive.take_back(decision, self.memory, HELD)
             self.memory = self.decision.memory
@@ -141,18 +149,48 @@ def test_another_calibration_begins_anew():
     life = Life(lambda _: 1.3).run(2 * REFINE_SECONDS)
     assert life.passive.profile is not None
     fresh = resolved(tuple(replace(point, step_seconds=point.step_seconds * 1.3) for point in CALIBRATED))
-    assert life.passive.look(fresh, snapshot(life.at, []), life.memory) is fresh.profile
+    assert ticked(life.passive, fresh, snapshot(life.at, []), life.memory) is fresh.profile
     assert life.passive.lend(life.memory) is life.memory
 
 
 def test_variants_without_a_factor_of_their_own_move_nothing():
     """Points only take over what `decide` has a factor for."""
     passive, calibration = Passive(), resolved()
-    passive.look(calibration, snapshot(START, []), Memory())
+    ticked(passive, calibration, snapshot(START, []), Memory())
     passive.state = lived((20, 60), factor=1.4)
     seen = snapshot(START + 2 * REFINE_SECONDS, [])
-    assert passive.look(calibration, seen, Memory()) is calibration.profile
+    assert ticked(passive, calibration, seen, Memory()) is calibration.profile
     assert passive.state != PassiveState()
     later = snapshot(seen.at_seconds + REFINE_SECONDS, [])
-    assert passive.look(calibration, later, Memory(correction={"draft-3": 1.4})) is not calibration.profile
+    assert ticked(passive, calibration, later, Memory(correction={"draft-3": 1.4})) is not calibration.profile
     assert Variant(3).name in passive.taken
+
+
+def due_soon():
+    """A fleet whose points are about to move."""
+    passive, calibration = Passive(), resolved()
+    ticked(passive, calibration, snapshot(START, []), Memory())
+    passive.state = lived((20, 60), factor=1.4)
+    seen = snapshot(START + 2 * REFINE_SECONDS, [])
+    return passive, calibration, seen, Memory(correction={"draft-3": 1.4})
+
+
+def test_a_refit_that_is_lost_is_asked_for_again():
+    """A tick may be cancelled while the thread still works."""
+    passive, calibration, seen, memory = due_soon()
+    assert passive.look(calibration, seen, memory) is not None
+    assert passive.look(calibration, seen, memory) is None, "not on every tick"
+    later = snapshot(seen.at_seconds + REFINE_SECONDS, [])
+    assert ticked(passive, calibration, later, memory) is not calibration.profile
+
+
+def test_a_refit_that_comes_late_changes_nothing():
+    """Meanwhile the calibration was measured anew."""
+    passive, calibration, seen, memory = due_soon()
+    due = passive.look(calibration, seen, memory)
+    made = due.make()
+    fresh = resolved(tuple(replace(point, step_seconds=point.step_seconds * 1.3) for point in CALIBRATED))
+    ticked(passive, fresh, seen, memory)
+    passive.take(due, made)
+    assert passive.in_use is fresh.profile
+    assert passive.lend(memory) is memory

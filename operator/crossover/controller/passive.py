@@ -33,6 +33,39 @@ NOTICEABLE = 0.03
 """A refined curve takes the place of the one in use when it is off by this share at a load that the fleet visits."""
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A profile that fits what was visited better."""
+
+    profile: Profile
+    taken: Mapping[str, float]
+    moments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """A fit that is due: some tenths of a second of arithmetic on data that nobody changes."""
+
+    resolved: Resolved
+    calibrated: Profile
+    in_use: Profile
+    cells: tuple[Cell, ...]
+    memory: Memory
+
+    def make(self) -> Made | None:
+        """None = it would change nothing that is noticed."""
+        source, tokens = self.calibrated.source, self.resolved.output_tokens
+        try:
+            refined = refine(self.resolved.points, PassiveState(self.cells))
+            points, shared = _followed(refined.points, self.calibrated, self.cells, self.memory)
+            made = fit_profile(points, output_tokens_per_request=tokens, source=source)
+        except ProfileError:
+            return None
+        if all(abs(_ratio(made, self.in_use, cell) - 1) <= NOTICEABLE for cell in self.cells):
+            return None
+        return Made(made, {**shared, **_taken(made, self.calibrated, self.cells)}, refined.moments)
+
+
 @dataclass(slots=True)
 class Passive:
     """Of one fleet, in memory only: after a restart the factors in status alone say the same, by curve instead of by load."""
@@ -47,18 +80,35 @@ class Passive:
     looked_at_seconds: float = 0.0
     fitted_moments: float = 0.0
 
-    def look(self, resolved: Resolved, snapshot: FleetSnapshot, memory: Memory) -> Profile | None:
-        """One tick: the profile to decide by."""
+    @property
+    def in_use(self) -> Profile | None:
+        """The profile to decide by."""
+        return self.profile or self.calibrated
+
+    def look(self, resolved: Resolved, snapshot: FleetSnapshot, memory: Memory) -> Refit | None:
+        """One tick. What it gives is to be done, in any thread, and `take`n; lost, it is asked for again some time later."""
         if self.calibrated is not resolved.profile:
             self.forget()
             self.calibrated, self.looked_at_seconds = resolved.profile, snapshot.at_seconds
         if self.calibrated is None:
             return None
         self.state = observe(self.state, snapshot)
-        if snapshot.at_seconds - self.looked_at_seconds >= REFINE_SECONDS:
-            self.looked_at_seconds = snapshot.at_seconds
-            self._refine(resolved, memory)
-        return self.profile or self.calibrated
+        if snapshot.at_seconds - self.looked_at_seconds < REFINE_SECONDS:
+            return None
+        self.looked_at_seconds = snapshot.at_seconds
+        return self._due(resolved, self.calibrated, memory)
+
+    def take(self, refit: Refit, made: Made | None) -> None:
+        """What a refit found. Nothing, when what it began with is not in use any more."""
+        if refit.calibrated is not self.calibrated or refit.in_use is not self.in_use:
+            return
+        self.fitted_moments = sum(cell.moments for cell in refit.cells)
+        if made is None:
+            return
+        self.profile, self.taken = made.profile, made.taken
+        structlog.get_logger("crossover.fleet").info(
+            "profile refined", source=made.profile.source, moments=made.moments, taken=dict(made.taken)
+        )
 
     def forget(self) -> None:
         """The fleet is not on the machine that was measured, or goes by another calibration."""
@@ -101,33 +151,20 @@ class Passive:
 
     # -- now and then ----------------------------------------------------------------------------------------------------
 
-    def _refine(self, resolved: Resolved, memory: Memory) -> None:
+    def _due(self, resolved: Resolved, calibrated: Profile, memory: Memory) -> Refit | None:
         """Variants that `decide` has a factor of its own for, because that is what the points take over."""
-        assert self.calibrated is not None
-        known = self.calibrated.measured
         cells = tuple(
             cell
             for cell in self.state.cells
-            if cell.moments >= FEWEST_MOMENTS and cell.variant in known and cell.variant.name in memory.correction
+            if cell.moments >= FEWEST_MOMENTS
+            and cell.variant in calibrated.measured
+            and cell.variant.name in memory.correction
         )
-        in_use = self.profile or self.calibrated
+        in_use = self.profile or calibrated
         moments = sum(cell.moments for cell in cells)
         if not cells or _fits(in_use, cells) or moments < GROWN * self.fitted_moments:
-            return
-        self.fitted_moments = moments
-        try:
-            refined = refine(resolved.points, PassiveState(cells))
-            points, shared = _followed(refined.points, self.calibrated, cells, memory)
-            made = fit_profile(points, output_tokens_per_request=resolved.output_tokens, source=self.calibrated.source)
-        except ProfileError:
-            return
-        if all(abs(_ratio(made, in_use, cell) - 1) <= NOTICEABLE for cell in cells):
-            return
-        self.profile = made
-        self.taken = {**shared, **_taken(made, self.calibrated, cells)}
-        structlog.get_logger("crossover.fleet").info(
-            "profile refined", source=made.source, moments=refined.moments, taken=dict(self.taken)
-        )
+            return None
+        return Refit(resolved, calibrated, in_use, cells, memory)
 
 
 def _fits(profile: Profile, cells: tuple[Cell, ...]) -> bool:

@@ -201,7 +201,10 @@ class Reconciler:
         what = await self._what_changed(resolved.environment, facts, found, pods)
         if not what:
             assert facts.snapshot is not None
-            fleet.profile = fleet.passive.look(resolved, facts.snapshot, fleet.memory)
+            due = fleet.passive.look(resolved, facts.snapshot, fleet.memory)
+            if due is not None:  # in a thread: other fleets go on meanwhile
+                fleet.passive.take(due, await asyncio.to_thread(due.make))
+            fleet.profile = fleet.passive.in_use
             return facts
         fleet.passive.forget()
         assert facts.intent is not None
