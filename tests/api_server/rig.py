@@ -10,6 +10,13 @@ from tests.api_server.kubelet import Kubelet
 from tests.api_server.operator import Fleets, Operator, install_chart
 from tests.api_server.scripted import ScriptedEngines
 
+CALIBRATION = {
+    "CROSSOVER_CALIBRATION_LEAST_SECONDS": "0.5",
+    "CROSSOVER_CALIBRATION_MOST_SECONDS": "6",
+    "CROSSOVER_CALIBRATION_RELATIVE_ERROR": "0.03",
+}
+"""Points that are good enough for a test, in a second or two."""
+
 
 @pytest.fixture(scope="session")
 def engines():
@@ -38,9 +45,7 @@ def operator(rig, tmp_path_factory):
         rig,
         tmp_path_factory.mktemp("operator"),
         CROSSOVER_LOG_LEVEL="DEBUG",
-        CROSSOVER_CALIBRATION_LEAST_SECONDS="0.5",
-        CROSSOVER_CALIBRATION_MOST_SECONDS="6",
-        CROSSOVER_CALIBRATION_RELATIVE_ERROR="0.03",
+        **CALIBRATION,
     ).start()
     yield started
     started.stop()
