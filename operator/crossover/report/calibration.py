@@ -78,6 +78,9 @@ class Staleness:
 
 
 NOT_MEASURED = Staleness(UNKNOWN, Why.NOT_MEASURED, "nothing has been measured here")
+MEASURED_BEFORE = Staleness(
+    TRUE, Why.STALE, "the target has changed and is measured again; until then the previous result is in use, with care"
+)
 STILL_TRUE = Staleness(FALSE, Why.SAME, "the target is as it was when this was measured")
 
 

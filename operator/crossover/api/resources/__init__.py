@@ -1,7 +1,13 @@
 """The custom resources as pydantic models: the one source of the CRDs, of validation and of the reference page."""
 
 from crossover.api.resources.autoscaler import ModelAutoscaler, ModelAutoscalerSpec
-from crossover.api.resources.calibration import Calibration, CalibrationSpec, CalibrationStatus
+from crossover.api.resources.calibration import (
+    Calibration,
+    CalibrationSpec,
+    CalibrationStatus,
+    ResultStatus,
+    WhenStale,
+)
 from crossover.api.resources.status import ModelAutoscalerStatus
 
 GROUP = "crossover.dev"
@@ -16,4 +22,6 @@ __all__ = [
     "ModelAutoscaler",
     "ModelAutoscalerSpec",
     "ModelAutoscalerStatus",
+    "ResultStatus",
+    "WhenStale",
 ]

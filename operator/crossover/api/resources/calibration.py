@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -172,6 +173,13 @@ def _digits(value: float | None) -> Any:
     return None if value is None else float(f"{value:.6g}")
 
 
+class WhenStale(StrEnum):
+    """What becomes of a result whose pod template has changed."""
+
+    KEEP = "Keep"
+    MEASURE_AGAIN = "MeasureAgain"
+
+
 Points = Annotated[list[PointSpec], Field(max_length=256)]
 
 
@@ -218,6 +226,13 @@ class CalibrationSpec(Resource):
     time_per_output_token_milliseconds: Annotated[int, Field(ge=1, le=100000)] | None = Field(
         None, description="Target for which capacity is shown."
     )
+    when_stale: WhenStale = Field(
+        WhenStale.KEEP,
+        description=(
+            "What to do when the pod template is not the one that was measured any more: Keep the result, which is then gone by "
+            "with care, or MeasureAgain, which needs accelerators at every such change."
+        ),
+    )
     suspend: bool = Field(False, description="True removes the scratch pods and keeps the points; false goes on.")
     points: Points | None = Field(None, description="Points measured elsewhere: nothing is measured here then.")
     cel_rules: ClassVar[tuple[Rule, ...]] = (
@@ -250,21 +265,18 @@ class EnvironmentStatus(Resource):
     workload: Short | None = Field(None, description="Digest of targetRef, engine, model and workload of the spec.")
 
 
-class CalibrationStatus(Resource):
+class ResultStatus(Resource):
     """What was measured and what it says."""
 
     capacity: Annotated[list[Line], Field(max_length=16)] | None = Field(None, description="By way to decode.")
     caveats: Annotated[list[Line], Field(max_length=16)] | None = Field(None, description="What to doubt, and why.")
-    conditions: Conditions | None = None
     crossover: Short | None = Field(None, description="In running requests, with its interval.")
     crossovers: Annotated[list[Line], Field(max_length=32)] | None = Field(
         None, description="Every curve against every zero."
     )
     environment: EnvironmentStatus | None = Field(None, description="What the points are valid for.")
     finished_at: Time | None = None
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
     points: Points | None = None
-    progress: Line | None = None
     rendered: Annotated[str, Field(max_length=16384)] | None = Field(
         None, description="The schedule in the engine's own dialect."
     )
@@ -274,6 +286,17 @@ class CalibrationStatus(Resource):
     )
     started_at: Time | None = None
     verdict: Message | None = None
+
+
+class CalibrationStatus(ResultStatus):
+    """How it stands, and what was measured."""
+
+    conditions: Conditions | None = None
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    previous: ResultStatus | None = Field(
+        None, description="The result of before, in use while the changed target is measured again."
+    )
+    progress: Line | None = None
 
 
 class Calibration(Resource):

@@ -7,25 +7,31 @@ measures one point at most; it is stopped when the object goes or its spec chang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
 from crossover.api.faults import ClusterError, Forbidden, Invalid, NotFound
 from crossover.api.invalid import explain
-from crossover.api.resources import CalibrationSpec
+from crossover.api.resources import CalibrationSpec, WhenStale
 from crossover.calibrate.contract import Ask, Done, DoneReason, SweepPlan
 from crossover.calibrate.environment import Environment
 from crossover.calibrate.sweep import next_ask
 from crossover.cluster.kinds import KindError
 from crossover.cluster.workload import Workloads
-from crossover.controller.calibration.environment import asked_digest, changed, environment_of, template_digest
+from crossover.controller.calibration.environment import (
+    changed,
+    environment_of,
+    from_status,
+    template_digest,
+)
 from crossover.controller.calibration.measuring import Failed, Measuring
 from crossover.controller.calibration.pods import PodState, ScratchPod, ScratchPods
 from crossover.controller.calibration.reporter import CalibrationReporter
-from crossover.controller.calibration.run import Lost, Run, restore, variant_of
+from crossover.controller.calibration.run import Lost, Run, again, restore, variant_of
 from crossover.controller.calibration.store import Calibrations, Kept, Key
 from crossover.controller.calibration.subject import Subject, find_subject
 from crossover.controller.machine import Machines
@@ -80,8 +86,8 @@ class CalibrationReconciler:
         self._uids[key] = uid
         if not await self._parts.reporter.again(key, kept):
             return AGAIN_SECONDS
-        again = await self._guarded(key, kept)
-        return AGAIN_SECONDS if kept.unwritten is not None else again
+        seconds = await self._guarded(key, kept)
+        return AGAIN_SECONDS if kept.unwritten is not None else seconds
 
     async def _guarded(self, key: Key, kept: Kept) -> float:
         """What a fault of the cluster or a refusal means."""
@@ -119,11 +125,13 @@ class CalibrationReconciler:
             message = f"suspended with {len(run.points)} points; set spec.suspend to false to go on"
             return await self._wait(key, kept, Told.stopped(Why.SUSPENDED, message))
         subject = await find_subject(self._parts.workloads, key[0], spec)
-        if run.finished_at_seconds is not None and run.failure is None:
-            return await self._watch(key, kept, run, subject)
         now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
+        if run.finished_at_seconds is not None and run.failure is None:
+            return await self._watch(key, kept, run, spec, subject, now)
+        if run.previous is not None and not changed(from_status(run.previous.get("environment") or {}), now):
+            return await self._back(key, kept, spec, run.previous)
         if self._is_another(key, run, subject, now):
-            kept.run = run = Run(kept.generation, self._parts.clock.now(), asked_digest(spec))
+            kept.run = run = again(spec, kept.status, kept.generation, self._parts.clock.now())
             await self._clear(key[0], self._uids[key])
         if run.failure is not None:
             return IDLE_SECONDS
@@ -304,20 +312,33 @@ class CalibrationReconciler:
         run.failure = Lost(told.reason, told.message) if told.failed == TRUE else None
         return AGAIN_SECONDS
 
-    async def _watch(self, key: Key, kept: Kept, run: Run, subject: Subject) -> float:
-        """Measured: is it still true?"""
+    async def _watch(
+        self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject, now: Environment
+    ) -> float:
+        """Measured: is it still true? Measured again is only what the pod template says, because a scratch pod has just
+        that: what nodes and tags say of the fleet it might not find, again and again."""
         measured = run.environment
-        now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
+        if spec.when_stale is WhenStale.MEASURE_AGAIN and measured is not None and (what := changed(measured, now)):
+            self._log.info("measuring again", namespace=key[0], name=key[1], changed=what)
+            kept.run = again(spec, kept.status, kept.generation, self._parts.clock.now())
+            return 0.0
         machine = await self._parts.machines.of_fleet(
             _user(key), key[0], subject.workload.selector, str(subject.container["name"])
         )
         if machine is None:
             return AGAIN_SECONDS
         what = changed(measured, now, machine) if measured is not None else ""
-        message = f"{what} changed since this was measured: delete it and create it again to measure anew"
+        message = f"{what} changed since this was measured: set spec.whenStale to MeasureAgain, or create another one"
         stale = Staleness(TRUE, Why.STALE, message) if what else STILL_TRUE
         await self._parts.reporter.staleness(key, kept, stale)
         return IDLE_SECONDS / 2
+
+    async def _back(self, key: Key, kept: Kept, spec: CalibrationSpec, previous: Mapping[str, Any]) -> float:
+        """The change was taken back before the new target was measured."""
+        await self._clear(key[0], self._uids[key])
+        await self._parts.reporter.back(key, kept, previous)
+        kept.run = restore(spec, kept.status, kept.generation, self._parts.clock.now())
+        return AGAIN_SECONDS
 
     async def _fail(self, key: Key, kept: Kept, reason: str, message: str, *, lasting: bool = False) -> float:
         """The user has to change something: the pods go, the points stay. ``lasting``: what would have to be tried again

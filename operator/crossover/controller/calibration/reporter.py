@@ -23,6 +23,7 @@ from crossover.decide.profile import ProfileError
 from crossover.decide.schedule import describe
 from crossover.engines.contract import ConfigFile
 from crossover.report.calibration import (
+    MEASURED_BEFORE,
     NOT_MEASURED,
     STILL_TRUE,
     Staleness,
@@ -32,10 +33,10 @@ from crossover.report.calibration import (
     events,
     worth_writing,
 )
-from crossover.report.conditions import timestamp
+from crossover.report.conditions import TRUE, timestamp
 
 LINE, MESSAGE = 512, 1024
-MEASURED = ("startedAt", "points", "skipped", "environment", "caveats")
+MEASURED = ("startedAt", "points", "skipped", "environment", "caveats", "previous")
 """Never dropped from status because something else is wrong."""
 
 
@@ -56,11 +57,12 @@ class CalibrationReporter:
             text += f", {ask.variant.shown} at {ask.running_requests}"
         else:
             text += f", {told.message}"
-        await self._report(key, kept, run, told, NOT_MEASURED, {"progress": text[:LINE]})
+        await self._report(key, kept, run, told, _while_running(run), {"progress": text[:LINE]})
 
     async def told(self, key: Key, kept: Kept, told: Told, run: Run | None) -> None:
         """Not under way, and not finished either."""
-        await self._report(key, kept, run, told, NOT_MEASURED, {"progress": f"{len(run.points) if run else 0} points"})
+        more = {"progress": f"{len(run.points) if run else 0} points"}
+        await self._report(key, kept, run, told, _while_running(run), more)
 
     async def finished(
         self, key: Key, kept: Kept, spec: CalibrationSpec, run: Run | None, reason: Why, why: str = ""
@@ -79,14 +81,22 @@ class CalibrationReporter:
         except ProfileError as error:
             message = "; ".join(part for part in (f"the points make no curve: {error}", _losses(run)) if part)
             told = _useless(run, message)
-            await self._report(key, kept, run, told, NOT_MEASURED, {})
+            await self._report(key, kept, run, told, _while_running(run), {})
             return told
         shown = _shown(result)
         message = "; ".join(part for part in (result.verdict, why, _losses(run)) if part)
         told = Told.done(reason, message) if result.crossovers else _useless(run, message)
         more = {**shown, "progress": f"{len(points)} points"}
+        if run is not None and told.ready == TRUE:
+            run.previous = None
         await self._report(key, kept, run, told, STILL_TRUE if run is not None else NOT_MEASURED, more)
         return told
+
+    async def back(self, key: Key, kept: Kept, previous: Mapping[str, Any]) -> None:
+        """The target is what it was when the previous result was measured: that is the result again."""
+        told = Told.done(Why.COMPLETE, str(previous.get("verdict", "")))
+        more = {"observedGeneration": kept.generation, "progress": f"{len(previous.get('points') or [])} points"}
+        await self._write(key, kept, told, STILL_TRUE, {**previous, **more})
 
     async def staleness(self, key: Key, kept: Kept, staleness: Staleness) -> None:
         """Only the condition Stale moves."""
@@ -203,6 +213,10 @@ def _useless(run: Run | None, message: str) -> Told:
     if lost is None and run.failed_load is not None:
         return Told.failure(run.failed_load.reason, f"{message}; {run.failed_load.message}")
     return Told.failure(lost.reason if lost is not None else Why.UNUSABLE, message)
+
+
+def _while_running(run: Run | None) -> Staleness:
+    return MEASURED_BEFORE if run is not None and run.previous is not None else NOT_MEASURED
 
 
 def _status_of(status: Mapping[str, Any], kind: str) -> str:

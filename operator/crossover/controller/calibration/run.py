@@ -9,11 +9,11 @@ from typing import Any
 
 from crossover.api.fleet import Capability
 from crossover.api.points import CalibrationPoint
-from crossover.api.resources import CalibrationSpec
+from crossover.api.resources import CalibrationSpec, ResultStatus
 from crossover.calibrate.contract import Ask, Described, FailureReason, Measured
 from crossover.calibrate.environment import Environment
 from crossover.controller.calibration.environment import asked_digest, from_status, to_status
-from crossover.controller.calibration.store import points_of
+from crossover.controller.calibration.store import is_ready, points_of
 from crossover.decide.variant import GATED, OFF, Variant
 
 MOST_LINES = 16
@@ -59,6 +59,8 @@ class Run:
     described: dict[str, Described] = field(default_factory=dict)
     """By pod uid."""
     environment: Environment | None = None
+    previous: Mapping[str, Any] | None = None
+    """The result of before, as it stood in status: it is gone by until there is another."""
 
     @property
     def capability(self) -> Capability | None:
@@ -126,7 +128,19 @@ class Run:
         where = {**(to_status(self.environment) if self.environment is not None else {}), "workload": self.asked}
         if self.template is not None:
             where["template"] = self.template
-        return {"environment": where, **({"skipped": lines[-256:]} if lines else {})}
+        previous = {"previous": dict(self.previous)} if self.previous is not None else {}
+        return {"environment": where, **({"skipped": lines[-256:]} if lines else {}), **previous}
+
+
+RESULT = frozenset(str(field.alias or name) for name, field in ResultStatus.model_fields.items())
+
+
+def again(spec: CalibrationSpec, status: Mapping[str, Any], generation: int, now_seconds: float) -> Run:
+    """A new run; the result that is in status stays in use until there is another."""
+    previous = status.get("previous")
+    if is_ready(status):
+        previous = {name: value for name, value in status.items() if name in RESULT}
+    return Run(generation, now_seconds, asked_digest(spec), previous=previous)
 
 
 def restore(spec: CalibrationSpec, status: Mapping[str, Any], generation: int, now_seconds: float) -> Run:
@@ -158,6 +172,7 @@ def _restored(spec: CalibrationSpec, status: Mapping[str, Any], generation: int,
         interpolated=[point for point in points if point.interpolated],
         environment=from_status(where) if where.get("engine") else None,
         caveats=list(status.get("caveats") or []),
+        previous=status.get("previous"),
     )
     for line in status.get("skipped") or []:
         name, _, rest = line.partition(" ")

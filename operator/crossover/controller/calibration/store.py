@@ -119,8 +119,9 @@ def _resolved(kept: Kept, name: str) -> Resolved:
     try:
         spec = CalibrationSpec.model_validate(kept.body["spec"])
         given = spec.points is not None
-        points = points_of(spec, kept.status)
-        if not points or not (given or _is_ready(kept.status)):
+        standing = kept.status if given or is_ready(kept.status) else kept.status.get("previous") or {}
+        points = points_of(spec, standing)
+        if not points:
             return Resolved(reason=Reason.CALIBRATION_NOT_READY, message=texts.calibration_not_ready(name))
         output = None if given else float(spec.workload.output_tokens)
         if kept.fitted is None or kept.fitted[0] != points:
@@ -131,7 +132,7 @@ def _resolved(kept: Kept, name: str) -> Resolved:
     except (ValidationError, ProfileError) as error:
         why = str(error) if isinstance(error, ProfileError) else "its spec is not valid"
         return Resolved(reason=Reason.CALIBRATION_UNUSABLE, message=texts.calibration_unusable(name, why))
-    environment = None if given else from_status(kept.status.get("environment") or {})
+    environment = None if given else from_status(standing.get("environment") or {})
     return Resolved(kept.fitted[1], environment, points=points, output_tokens=output)
 
 
@@ -142,5 +143,5 @@ def points_of(spec: CalibrationSpec, status: Mapping[str, Any]) -> tuple[Calibra
     return tuple(PointSpec.model_validate(point).to_point() for point in status.get("points") or [])
 
 
-def _is_ready(status: Mapping[str, Any]) -> bool:
+def is_ready(status: Mapping[str, Any]) -> bool:
     return any(item.get("type") == "Ready" and item.get("status") == "True" for item in status.get("conditions") or [])
