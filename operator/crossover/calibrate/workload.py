@@ -44,15 +44,22 @@ class Workload:
 
     @classmethod
     def of_quantiles(
-        cls, inputs: Sequence[tuple[float, float]], outputs: Sequence[tuple[float, float]], *, seed: int = 1
+        cls,
+        inputs: Sequence[tuple[float, float]],
+        outputs: Sequence[tuple[float, float]],
+        prompts: Sequence[str] = (),
+        *,
+        seed: int = 1,
     ) -> Workload:
-        """Independent lengths with these (quantile 0..1, tokens), straight lines between them."""
+        """Independent lengths with these (quantile 0..1, tokens), straight lines between them. Raises `WorkloadError`."""
+        for name, given in (("input", inputs), ("output", outputs)):
+            _rising(name, given)
         draw = random.Random(seed)
         shares = [(place + 0.5) / QUANTILE_PAIRS for place in range(QUANTILE_PAIRS)]
         ins, outs = [_quantile(inputs, share) for share in shares], [_quantile(outputs, share) for share in shares]
         draw.shuffle(ins)
         draw.shuffle(outs)
-        return cls(tuple((max(1, i), max(2, o)) for i, o in zip(ins, outs, strict=True)))
+        return cls(tuple((max(1, i), max(2, o)) for i, o in zip(ins, outs, strict=True)), tuple(prompts))
 
     @classmethod
     def of_trace(cls, text: str) -> Workload:
@@ -87,6 +94,14 @@ class Workload:
         """Mean KV tokens of a running request in steady state: requests count by the time they run, so long answers
         count more: E[(in + out/2) out] / E[out]."""
         return sum((given + wanted / 2) * wanted for given, wanted in self.pairs) / sum(w for _, w in self.pairs)
+
+
+def _rising(name: str, given: Sequence[tuple[float, float]]) -> None:
+    ordered = sorted(given)
+    if any(not 0 <= share <= 1 for share, _ in given):
+        raise WorkloadError(f"workload: {name} percentiles lie between 0 and 100")
+    if any(later < earlier for (_, earlier), (_, later) in pairwise(ordered)):
+        raise WorkloadError(f"workload: {name} tokens must not fall from one percentile to a higher one")
 
 
 def _quantile(given: Sequence[tuple[float, float]], share: float) -> int:

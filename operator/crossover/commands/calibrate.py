@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crossover.api.fleet import EngineType
+from crossover.api.points import CalibrationPoint
 from crossover.calibrate.contract import (
     Ask,
     Described,
@@ -31,10 +32,10 @@ from crossover.calibrate.contract import (
 from crossover.calibrate.contract import Progress as PointProgress
 from crossover.calibrate.measure import RealClock, describe, measure
 from crossover.calibrate.probe import open_http
-from crossover.calibrate.result import from_csv, to_csv
 from crossover.calibrate.runner import Swept, sweep_servers
 from crossover.calibrate.sweep import estimate_points
 from crossover.calibrate.workload import Workload, WorkloadError
+from crossover.commands import point_files
 from crossover.commands.calibrate_answer import UNUSABLE_INPUT, Outcome, tell
 from crossover.decide.tables import TableError
 from crossover.decide.variant import GATED, OFF, Variant
@@ -62,6 +63,10 @@ def calibrate(
     ] = None,
     input_tokens: Annotated[int, typer.Option(min=1, help="Prompt length.")] = 256,
     output_tokens: Annotated[int, typer.Option(min=2, help="Answer length.")] = 256,
+    input_percentiles: Annotated[
+        str | None, typer.Option(help="Prompt lengths by percentile instead: 5:60,50:400,99:3000.")
+    ] = None,
+    output_percentiles: Annotated[str | None, typer.Option(help="Answer lengths by percentile instead.")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV (or .gz) with input_tokens and output_tokens: lengths drawn from it.")
     ] = None,
@@ -90,7 +95,8 @@ def calibrate(
         Path | None, typer.Option(help=f"File with the bearer token; or the variable {TOKEN_VARIABLE}.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="CSV of the points, written after each; points already in it are kept and used.")
+        Path | None,
+        typer.Option(help="Points (.csv, .json, .yaml), written after each; points already in it are kept and used."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; keys in docs/calibrate.md.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write the curves as a picture (PNG, SVG or PDF).")] = None,
@@ -107,14 +113,19 @@ def calibrate(
     Example: crossover calibrate http://127.0.0.1:30000 http://127.0.0.1:30001 --running 1-128 --out points.csv
     """
     try:
-        workload = _workload(trace, prompts, input_tokens, output_tokens)
+        workload = _workload(
+            trace,
+            prompts,
+            _percentiles("--input-percentiles", input_percentiles, input_tokens),
+            _percentiles("--output-percentiles", output_percentiles, output_tokens),
+        )
         smallest, largest, ladder = _loads(running)
         token = _token(token_file)
         servers = [
             replace(_server(url, engine, model, route, token, kind), metrics_port=metrics_port)
             for url, kind in zip(urls, _kinds(draft, urls), strict=True)
         ]
-        earlier = from_csv(out.read_text(encoding="utf-8")) if out is not None and out.exists() else []
+        earlier = _earlier(out)
     except (_BadInputError, WorkloadError, TableError, OSError, UnicodeDecodeError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(UNUSABLE_INPUT) from None
@@ -200,14 +211,36 @@ def _token(path: Path | None) -> str | None:
     return token or None
 
 
-def _workload(trace: Path | None, prompts: Path | None, input_tokens: int, output_tokens: int) -> Workload:
+def _earlier(out: Path | None) -> list[CalibrationPoint]:
+    if out is None or not out.exists():
+        return []
+    try:
+        return point_files.read(out)
+    except TableError as error:
+        raise TableError(f"--out {out}: {error}") from None
+
+
+def _percentiles(option: str, text: str | None, fixed: int) -> list[tuple[float, float]]:
+    """``"50:400,99:3000"`` -> [(0.5, 400), (0.99, 3000)]; not given: one length at all of them."""
+    if text is None:
+        return [(0.5, fixed)]
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return [(float(share) / 100, float(int(tokens))) for share, tokens in pairs]
+    except ValueError:
+        raise _BadInputError(f"{option} {text!r}: write percentile:tokens, as in 5:60,50:400,99:3000") from None
+
+
+def _workload(
+    trace: Path | None, prompts: Path | None, inputs: list[tuple[float, float]], outputs: list[tuple[float, float]]
+) -> Workload:
     texts: tuple[str, ...] = ()
     if prompts is not None:
         texts = tuple(line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip())
         if not texts:
             raise _BadInputError(f"--prompts {prompts}: no text in it")
     if trace is None:
-        return Workload.fixed(input_tokens, output_tokens, texts)
+        return Workload.of_quantiles(inputs, outputs, texts)
     raw = trace.read_bytes()
     text = (gzip.decompress(raw) if trace.suffix == ".gz" else raw).decode("utf-8")
     found = Workload.of_trace(text)
@@ -324,7 +357,7 @@ class _Job:
 
     def _write(self) -> None:
         if self._out is not None:
-            self._out.write_text(to_csv(self.swept.points), encoding="utf-8")
+            point_files.write(self._out, self.swept.points)
 
 
 def _failure_of_twins(one: Described, other: Described) -> MeasureFailure:

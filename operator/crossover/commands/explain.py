@@ -22,6 +22,7 @@ from crossover.api.resources import GROUP, VERSION, ModelAutoscalerSpec
 from crossover.api.resources.status import ModelAutoscalerStatus
 from crossover.cluster.client import Client
 from crossover.cluster.login import LoginError
+from crossover.commands import point_files
 from crossover.commands.explain_asked import Load, answer, live_conditions
 from crossover.commands.explain_text import print_document
 from crossover.commands.fit import summary
@@ -29,7 +30,7 @@ from crossover.controller.calibration.store import Calibrations
 from crossover.decide import from_json, plan
 from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.decide.schedule import Schedule, describe, draft_at, of_threshold
-from crossover.decide.tables import TableError, read_points, rows_of
+from crossover.decide.tables import TableError
 from crossover.decide.whatif import Turn, turns
 from crossover.report.conditions import timestamp
 from crossover.report.readback import ReadBack, condition, newest_seconds, read_back
@@ -52,7 +53,8 @@ def explain(
         Path | None, typer.Option(help="A saved `kubectl get mas NAME -o yaml` (or json) in place of the cluster.")
     ] = None,
     points: Annotated[
-        Path | None, typer.Option(help="Calibration points as CSV, where the Calibration cannot be read (with --file).")
+        Path | None,
+        typer.Option(help="Calibration points as CSV or JSON, where the Calibration cannot be read (with --file)."),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="A saved `kubectl get cal NAME -o yaml`, with --file.")
@@ -162,8 +164,8 @@ def _profile(body: Body, calibration: Body | None, points: Path | None) -> tuple
     name = _calibration_name(body)
     if points is not None:
         try:
-            return fit_profile(read_points(rows_of(points.read_text(encoding="utf-8"))), source=points.name), ""
-        except (OSError, UnicodeDecodeError, TableError, ProfileError) as error:
+            return fit_profile(point_files.read(points), source=points.name), ""
+        except (OSError, TableError, ProfileError) as error:
             raise _unusable(f"{points}: {error}") from None
     if name is None:
         return None, ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,24 +12,32 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from crossover.api.points import CalibrationPoint
+from crossover.commands import point_files
 from crossover.decide.crossings import Crossover, crossover_document, crossovers
 from crossover.decide.operating import Conditions, Rates, best_schedule
 from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.decide.schedule import Schedule, describe
 from crossover.decide.sweeps import Series, is_sweep, read_sweeps
-from crossover.decide.tables import TableError, read_points, rows_of
+from crossover.decide.tables import TableError, rows_of
 
 app = typer.Typer()
-MOST_BYTES = 20_000_000
 
 
 @app.command()
 def fit(
-    points: Annotated[Path, typer.Argument(help="CSV of calibration points, or of a sweep with speed-ups.")],
+    points: Annotated[
+        Path,
+        typer.Argument(help="Calibration points: CSV, JSON or a saved Calibration (YAML); or a CSV of speed-ups."),
+    ],
     as_json: Annotated[
         bool, typer.Option("--json", help="For machines; the keys are documented in docs/fit.md.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Write the curves as a picture (PNG, SVG or PDF).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the points too: .csv, .json, or .yaml for a Calibration that kubectl apply takes."),
+    ] = None,
     tpot_ms: Annotated[
         float | None, typer.Option(help="Target for time per output token, for the capacity.", min=0.1)
     ] = None,
@@ -43,25 +51,27 @@ def fit(
 ) -> None:
     """Fit calibration points: where speculation stops paying, the schedule, the capacity of one scheduler.
 
-    POINTS has one line per measurement. Columns: running_requests, draft_tokens (a number, or "off" for a process started
-    without speculation; 0 is a speculating engine whose draft length is 0), context_tokens, step_ms or tokens_per_second,
-    acceptance_length (bonus token included); optional verified_tokens (trees) and relative_error. A published sweep with
-    the columns batch_or_concurrency and speedup, or tok_s_per_user and ratio, gives the crossover of every series.
+    POINTS ends in .json or .yaml: a list of points, what `crossover calibrate --json` printed, or `kubectl get cal NAME -o
+    yaml`. Else it is a CSV with one line per measurement. Columns: running_requests, draft_tokens (a number, or "off" for a
+    process started without speculation; 0 is a speculating engine whose draft length is 0), context_tokens, step_ms or
+    tokens_per_second, acceptance_length (bonus token included); optional verified_tokens (trees) and relative_error. A
+    published sweep with the columns batch_or_concurrency and speedup, or tok_s_per_user and ratio, gives the crossover of
+    every series.
 
     Exit status: 0 the points were used, 2 they cannot be (the message names line, column, value and fix).
 
     Example: crossover fit points.csv --tpot-ms 40 --plot curves.png
     """
     try:
-        rows = rows_of(_text(points))
-        if is_sweep(rows):
-            _sweeps(read_sweeps(rows), as_json, plot)
-            return
-        profile = fit_profile(read_points(rows), source=points.name)
+        if points.suffix.lower() not in point_files.OBJECTS:
+            rows = rows_of(point_files.text_of(points))
+            if is_sweep(rows):
+                _sweeps(read_sweeps(rows), as_json, plot)
+                return
+        measured = point_files.read(points)
+        profile = fit_profile(measured, source=points.name)
     except OSError as error:
         raise _unusable(f"{points}: {error.strerror or type(error).__name__}") from None
-    except UnicodeDecodeError:
-        raise _unusable(f"{points}: is not UTF-8 text: export the table as CSV") from None
     except (TableError, ProfileError) as error:
         raise _unusable(f"{points}: {error}") from None
     conditions = Conditions(
@@ -75,8 +85,18 @@ def fit(
         typer.echo(json.dumps(result, indent=2))
     else:
         _print(profile, conditions, result)
+    if out is not None:
+        _write(out, measured)
     if plot is not None:
         _draw(lambda pictures: pictures.plot_profile(profile, conditions, plot), plot)
+
+
+def _write(path: Path, measured: Sequence[CalibrationPoint]) -> None:
+    try:
+        point_files.write(path, measured)
+    except OSError as error:
+        raise _unusable(f"--out {path}: {error.strerror or type(error).__name__}") from None
+    typer.echo(f"points: {path}", err=True)
 
 
 def _unusable(message: str) -> typer.Exit:
@@ -99,12 +119,6 @@ def _draw(draw: Callable[[Any], None], path: Path) -> None:
             f"--plot {path}: {path.suffix or 'no suffix'} is not a picture: name it .png, .svg or .pdf"
         ) from None
     typer.echo(f"plot: {path}", err=True)
-
-
-def _text(path: Path) -> str:
-    if path.stat().st_size > MOST_BYTES:
-        raise TableError(f"larger than {MOST_BYTES} bytes: this is not a table of measurements")
-    return path.read_text(encoding="utf-8")
 
 
 # -- calibration points ------------------------------------------------------------------------------------------------

@@ -12,16 +12,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from crossover.api.points import CalibrationPoint
+from crossover.commands import point_files
 from crossover.commands.fit_plot import HOW_TO_READ, profile_figure
 from crossover.decide.operating import Conditions
 from crossover.decide.profile import Profile, ProfileError, fit_profile
+from crossover.decide.tables import TableError
 from crossover.simulate.catalog import CATALOG, DEFAULT
 from crossover.simulate.compare import TUNING_SHARE, Comparison, Rules, compare, runs
 from crossover.simulate.fleet import Physics
 from crossover.simulate.plant import ACCEPTANCE, plant
 from crossover.simulate.report import COLUMNS, html_page, rows
 from crossover.simulate.run import Bounds
-from crossover.simulate.table_plant import read_points
 from crossover.simulate.traces import Trace, TraceError, read
 from crossover.simulate.verdict import sentences, verdicts
 
@@ -90,7 +92,7 @@ def simulate(
     try:
         used = _trace(trace, start, hours, scale, (seed or [1])[0], lengths)
         ground = plant(plant_source, ACCEPTANCE[workload])
-        belief = fit_profile(read_points(profile), source=profile.name) if profile is not None else None
+        belief = fit_profile(_points(profile), source=profile.name) if profile is not None else None
     except (TraceError, ProfileError, ValueError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -108,6 +110,13 @@ def simulate(
     _show(made)
     if as_json:
         typer.echo(json.dumps(made.summary(), indent=2))
+
+
+def _points(path: Path) -> list[CalibrationPoint]:
+    try:
+        return point_files.read(path)
+    except TableError as error:
+        raise TableError(f"{path}: {error}") from None
 
 
 def _trace(path: Path, start: float, hours: float | None, scale: float, seed: int, lengths: str | None) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -25,15 +26,48 @@ class KeyRef(Resource):
     key: KeyName = Field(description="Its key.")
 
 
+class PercentileSpec(Resource):
+    """A length that this share of requests does not exceed."""
+
+    percentile: Annotated[float, Field(ge=0, le=100)] = Field(description="Share of requests, percent.")
+    tokens: Annotated[int, Field(ge=1, le=1000000)] = Field(description="Length.")
+
+
+Percentiles = Annotated[list[PercentileSpec], Field(min_length=2, max_length=32)]
+
+
 class WorkloadSpec(Resource):
     """What requests look like while it is measured: as in production, because acceptance and context depend on it."""
 
     input_tokens: Annotated[int, Field(ge=1, le=1000000)] = Field(1024, description="Prompt length.")
     output_tokens: Annotated[int, Field(ge=2, le=100000)] = Field(256, description="Answer length.")
+    input_percentiles: Percentiles | None = Field(
+        None,
+        description="Prompt lengths by percentile instead, straight lines between them.",
+    )
+    output_percentiles: Percentiles | None = Field(None, description="Answer lengths by percentile instead.")
     trace_ref: KeyRef | None = Field(
         None,
         description="ConfigMap with a CSV of input_tokens and output_tokens: lengths are drawn from it instead.",
     )
+    cel_rules: ClassVar[tuple[Rule, ...]] = tuple(
+        Rule(
+            f"!has(self.{name}) || self.{name}.all(a, self.{name}.all(b, "
+            "double(a.percentile) > double(b.percentile) || a.tokens <= b.tokens))",
+            "tokens must not fall from one percentile to a higher one, nor differ at the same one",
+            f".{name}",
+        )
+        for name in ("inputPercentiles", "outputPercentiles")
+    )
+
+    @model_validator(mode="after")
+    def _rules(self) -> WorkloadSpec:
+        for given, rule in zip((self.input_percentiles, self.output_percentiles), self.cel_rules, strict=True):
+            ordered = sorted(given or (), key=lambda item: (item.percentile, item.tokens))
+            rising = all(one.tokens <= two.tokens for one, two in pairwise(ordered))
+            twice = any(one.percentile == two.percentile and one.tokens != two.tokens for one, two in pairwise(ordered))
+            check(self, rising and not twice, rule)
+        return self
 
 
 class ForcedAcceptanceSpec(Resource):

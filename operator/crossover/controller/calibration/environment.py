@@ -102,8 +102,14 @@ def asked_digest(spec: CalibrationSpec) -> str:
     """Of what points depend on in the spec."""
     parts = (spec.target_ref, spec.engine, spec.workload)
     told = [part.model_dump(mode="json") if part is not None else None for part in parts]
+    # What an older operator did not know leaves its digests as they are: nothing is measured anew for an upgrade.
+    told = [_without(part, "input_percentiles", "output_percentiles") for part in told]
     forced = spec.forced_acceptance
     return _digest([*told, spec.model, *([forced.model_dump(mode="json")] if forced is not None else [])])
+
+
+def _without(part: dict[str, Any] | None, *names: str) -> dict[str, Any] | None:
+    return part and {name: value for name, value in part.items() if name not in names or value is not None}
 
 
 def to_status(environment: Environment) -> dict[str, Any]:

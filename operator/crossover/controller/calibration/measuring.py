@@ -25,6 +25,7 @@ from crossover.calibrate.forced import not_forced
 from crossover.calibrate.workload import Workload, WorkloadError
 from crossover.cluster.client import Client
 from crossover.controller.calibration.environment import environment_of, measured_on, mixed, since
+from crossover.controller.calibration.lengths import lengths_of
 from crossover.controller.calibration.pods import ScratchPod
 from crossover.controller.calibration.run import Run
 from crossover.controller.calibration.subject import Subject
@@ -146,7 +147,7 @@ class Measuring:
     async def _workload(self, namespace: str, spec: CalibrationSpec) -> Workload:
         wanted = spec.workload
         if wanted.trace_ref is None:
-            return Workload.fixed(wanted.input_tokens, wanted.output_tokens)
+            return lengths_of(wanted)
         text = await self._key(namespace, "configmaps", wanted.trace_ref, "spec.workload.traceRef", Why.TRACE)
         return Workload.of_trace(text)
 

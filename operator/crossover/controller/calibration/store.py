@@ -13,7 +13,9 @@ from crossover.api.points import CalibrationPoint
 from crossover.api.resources import CalibrationSpec
 from crossover.api.resources.calibration import PointSpec
 from crossover.calibrate.environment import Environment
+from crossover.calibrate.workload import WorkloadError
 from crossover.controller.calibration.environment import from_status
+from crossover.controller.calibration.lengths import mean_output_tokens
 from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.report import texts
 from crossover.report.texts import Reason
@@ -123,13 +125,13 @@ def _resolved(kept: Kept, name: str) -> Resolved:
         points = points_of(spec, standing)
         if not points:
             return Resolved(reason=Reason.CALIBRATION_NOT_READY, message=texts.calibration_not_ready(name))
-        output = None if given else float(spec.workload.output_tokens)
+        output = None if given else mean_output_tokens(spec.workload)
         if kept.fitted is None or kept.fitted[0] != points:
             kept.fitted = (
                 points,
                 fit_profile(points, output_tokens_per_request=output, source=f"calibration {name}"),
             )
-    except (ValidationError, ProfileError) as error:
+    except (ValidationError, WorkloadError, ProfileError) as error:
         why = str(error) if isinstance(error, ProfileError) else "its spec is not valid"
         return Resolved(reason=Reason.CALIBRATION_UNUSABLE, message=texts.calibration_unusable(name, why))
     environment = None if given else from_status(standing.get("environment") or {})
