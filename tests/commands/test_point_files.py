@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from crossover.api.points import CalibrationPoint
 from crossover.api.resources import CalibrationSpec
+from crossover.calibrate.result import summarise
 from crossover.cli import app
 from crossover.commands import point_files
 from crossover.decide.step_model import PRESETS, acceptance_length
@@ -103,6 +104,17 @@ def test_fit_says_the_same_of_every_form(tmp_path, form):
     pays = [b for b in range(1, 129) if acceptance_length(0.7, 3) * seconds(b, 0) > seconds(b, 3)]
     assert found["crossings"][0]["running_requests"] == pytest.approx(max(pays), rel=0.06)
     assert len(point_files.read(other)) == len(POINTS)
+
+
+def test_fit_gives_the_schedule_that_calibrate_gives_of_the_same_points(tmp_path):
+    """Also where the 0 inside of the engine was not measured, and is taken from a process without speculation."""
+    path = tmp_path / "points.csv"
+    point_files.write(path, POINTS)
+    document = json.loads(CliRunner().invoke(app, ["fit", str(path), "--json"]).stdout)
+    told = summarise(point_files.read(path))
+    assert [tuple(entry) for entry in document["schedule"]] == list(told.schedule)
+    assert told.schedule[-1][1] == 0
+    assert document["schedule_zero_is_assumed"] is told.zero_is_assumed is True
 
 
 def test_a_sweep_of_another_server_goes_on_in_json(tmp_path):

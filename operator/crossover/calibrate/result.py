@@ -20,7 +20,16 @@ from crossover.decide.variant import GATED, OFF, Variant
 from crossover.engines import ENGINES
 from crossover.engines.contract import ConfigFile, Refusal
 
-__all__ = ["CalibrationResult", "Capacity", "from_csv", "from_json", "summarise", "to_csv", "to_json"]
+__all__ = [
+    "CalibrationResult",
+    "Capacity",
+    "from_csv",
+    "from_json",
+    "schedule_inside",
+    "summarise",
+    "to_csv",
+    "to_json",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ def summarise(
     conditions = Conditions(profile.context_tokens, kv_capacity_tokens=kv_capacity_tokens, tpot_seconds=tpot_seconds)
     rates = all_rates(profile, profile.curves, conditions)
     found = crossovers(profile, conditions)
-    schedule, assumed = _schedule(profile, rates, capability)
+    schedule, assumed = schedule_inside(profile, rates, capability)
     rendered, refusal = _rendered(schedule, capability)
     return CalibrationResult(
         kept,
@@ -93,7 +102,9 @@ def summarise(
     )
 
 
-def _schedule(profile: Profile, rates: Mapping[Variant, Rates], capability: Capability | None) -> tuple[Schedule, bool]:
+def schedule_inside(
+    profile: Profile, rates: Mapping[Variant, Rates], capability: Capability | None = None
+) -> tuple[Schedule, bool]:
     """(best draft length at every batch inside of the engine, whether its zero was not measured there)."""
     drafts = {variant: rates[variant] for variant in profile.measured if variant.draft_tokens}
     if not drafts:

@@ -15,6 +15,7 @@ from rich.table import Table
 from crossover.calibrate.contract import Described, Measured
 from crossover.calibrate.result import CalibrationResult, as_document, summarise
 from crossover.calibrate.runner import Swept
+from crossover.commands.fit import ASSUMED
 from crossover.decide.profile import ProfileError
 from crossover.decide.schedule import describe as describe_schedule
 from crossover.decide.variant import Variant
@@ -142,7 +143,7 @@ def _show(outcome: Outcome, result: CalibrationResult | None, why: str) -> None:
             highlight=False,
         )
     if result.schedule:
-        assumed = " (0 was not measured inside the engine: taken from off)" if result.zero_is_assumed else ""
+        assumed = ASSUMED if result.zero_is_assumed else ""
         console.print(f"schedule: {describe_schedule(result.schedule)}{assumed}", highlight=False)
     rendered = result.rendered
     if rendered is not None:

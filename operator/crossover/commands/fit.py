@@ -13,15 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from crossover.api.points import CalibrationPoint
+from crossover.calibrate.result import schedule_inside
 from crossover.commands import point_files
 from crossover.decide.crossings import Crossover, crossover_document, crossovers
-from crossover.decide.operating import Conditions, Rates, best_schedule
+from crossover.decide.operating import Conditions, Rates, all_rates
 from crossover.decide.profile import Profile, ProfileError, fit_profile
-from crossover.decide.schedule import Schedule, describe
+from crossover.decide.schedule import describe
 from crossover.decide.sweeps import Series, is_sweep, read_sweeps
 from crossover.decide.tables import TableError, rows_of
 
 app = typer.Typer()
+ASSUMED = " (0 was not measured inside the engine: taken from off)"
 
 
 @app.command()
@@ -127,8 +129,7 @@ def _draw(draw: Callable[[Any], None], path: Path) -> None:
 def summary(profile: Profile, conditions: Conditions) -> dict[str, Any]:
     """Everything `--json` prints. Numbers are plain; unknown is null."""
     rates = {variant: Rates.of(profile, variant, conditions) for variant in profile.measured}
-    inside = {variant: item for variant, item in rates.items() if not variant.off}
-    schedule: Schedule = best_schedule(inside) if inside else ()
+    schedule, assumed = schedule_inside(profile, all_rates(profile, profile.curves, conditions))
     return {
         "kind": "points",
         "points": sum(curve.points for curve in profile.curves.values()),
@@ -137,6 +138,7 @@ def summary(profile: Profile, conditions: Conditions) -> dict[str, Any]:
         "crossovers": [_crossover_json(item) for item in crossovers(profile, conditions)],
         "schedule": [list(entry) for entry in schedule],
         "schedule_text": describe(schedule),
+        "schedule_zero_is_assumed": assumed,
         "capacity": [
             {
                 "variant": variant.name,
@@ -174,7 +176,7 @@ def _print(profile: Profile, conditions: Conditions, result: dict[str, Any]) -> 
         console.print(table)
     else:
         console.print("No crossover: measure at least one draft length and one zero (0 or off).")
-    console.print(f"schedule: {result['schedule_text']}")
+    console.print(f"schedule: {result['schedule_text']}{ASSUMED if result['schedule_zero_is_assumed'] else ''}")
     target = conditions.tpot_seconds
     how = f" at TPOT <= {1000 * target:.0f} ms" if target is not None else ""
     capacity = Table(
