@@ -129,6 +129,7 @@ async def test_an_answer_that_ends_by_itself_and_is_not_counted_gives_no_number(
         (b'{"text_output":"x","num_output_tokens":[9],"num_input_tokens":7}', (7, 9, None)),
         (b'{"text_output":"x","total_accepted_draft_tokens":"4","finish_reason":"length"}', (None, None, 4)),
         (b'{"text_output":"x","total_accepted_draft_tokens":-1,"num_output_tokens":"many"}', (None, None, None)),
+        (b'{"text_output":"x","finish_reason":["length"]}', (None, None, None)),
         (b'{"text_output":["x","y"],"num_output_tokens":[1,2],"finish_reason":"None"}', (None, None, None)),
     ],
 )

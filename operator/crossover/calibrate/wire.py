@@ -112,7 +112,7 @@ def usage(documents: Sequence[bytes]) -> Usage:
                 _number(document.get("num_input_tokens")),
                 _number(document.get("num_output_tokens")),
                 accepted_tokens=_number(document.get("total_accepted_draft_tokens")),
-                is_cut_short=document.get("finish_reason", "length") not in ("length", "None", None),
+                is_cut_short=_ended_by_itself(document.get("finish_reason")),
             )
     return found
 
@@ -131,6 +131,12 @@ def _json(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
+
+
+def _ended_by_itself(reason: Any) -> bool:
+    """Not told, or told while it goes on, is no end."""
+    told = reason if isinstance(reason, list) else [reason]
+    return any(one not in (None, "None", "length") for one in told)
 
 
 def _number(value: Any) -> int | None:

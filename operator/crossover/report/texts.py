@@ -171,6 +171,6 @@ def calibration_unusable(name: str, why: str) -> str:
 
 def calibration_stale(name: str, what: str) -> str:
     return (
-        f"{what} changed since Calibration {name} was measured: the draft length is held and nothing shrinks; delete the "
-        "Calibration and create it again to measure anew"
+        f"{what} changed since Calibration {name} was measured: the draft length is held and nothing shrinks; with "
+        "spec.whenStale: MeasureAgain the Calibration is measured again by itself"
     )
