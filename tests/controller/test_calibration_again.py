@@ -111,6 +111,45 @@ async def test_set_on_a_stale_one_it_is_measured_again_beside_the_old_result():
     assert in_use(world).environment.image == "sglang:other"
 
 
+async def test_another_workload_meanwhile_keeps_the_old_result_in_use():
+    world = await measured(**AGAIN)
+    old = in_use(world)
+    roll_out(world, "sglang:other")
+    await world.ticks(3)
+    world.edit(workload={"inputTokens": 9000, "outputTokens": 50})
+    await world.ticks(2)
+    assert in_use(world).points == old.points
+    await world.ticks()
+    assert in_use(world).environment.image == "sglang:other"
+    assert "previous" not in world.status
+
+
+async def test_a_change_taken_back_does_not_end_what_the_spec_asks_for_by_now():
+    world = await measured(**AGAIN)
+    before, old = roll_out(world, "sglang:other"), in_use(world)
+    await world.ticks(3)
+    world.edit(draftTokens=[3, 5])
+    roll_out(world, before)
+    await world.ticks(3)
+    assert in_use(world).points == old.points
+    await world.ticks()
+    assert world.condition("Ready")["status"] == "True"
+    assert world.measured == {(3, False), (5, False), (0, True)}
+    assert len(world.status["points"]) == 6
+    assert "previous" not in world.status
+
+
+async def test_what_makes_it_stale_is_told_anew_when_it_is_something_else():
+    world = await measured()
+    roll_out(world, "sglang:other")
+    await world.ticks(5)
+    assert "the image" in world.condition("Stale")["message"]
+    args = world.target["spec"]["template"]["spec"]["containers"][0]["args"]
+    args[0] = "--model-path=/models/another"
+    await world.ticks(5)
+    assert "/models/another" in world.condition("Stale")["message"]
+
+
 async def test_what_only_the_nodes_say_is_told_and_not_measured_again():
     """A scratch pod might land on the same node as before, for ever."""
     world = await measured(**AGAIN)

@@ -45,6 +45,7 @@ def test_scratch_pods_accept_as_told_and_the_serving_pods_as_they_do(bench, spac
     [
         ({"byPosition": [0.5, 0.7]}, "must not rise"),
         ({"byPosition": [0.5], "acceptanceLength": 2, "draftTokens": 3}, "give byPosition, or"),
+        ({"byPosition": [0.5], "acceptanceLength": 1.4}, "give byPosition, or"),
         ({"acceptanceLength": 2}, "give byPosition, or"),
         ({"acceptanceLength": 5, "draftTokens": 3}, "bonus token counts"),
         ({"byPosition": [1, 0.5, 0]}, None),

@@ -18,6 +18,7 @@ from crossover.engines import ENGINES
 from crossover.engines.contract import Models
 
 H100, H200 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"
+GKE = "nvidia-h100-80gb (cloud.google.com/gke-accelerator)"
 ONE, OTHER = f"sha256:{1:064x}", f"sha256:{2:064x}"
 MEASURED = Environment(
     "SGLang", "0.5.23", "sglang:latest", ONE, "llama", "eagle", gpu="nvidia.com/gpu 1", gpu_product=H100
@@ -44,6 +45,16 @@ def pod(name="p", on="n", digest=ONE, phase=PodPhase.READY):
     return replace(facts, image_digests=(("server", digest), ("sidecar", OTHER)))
 
 
+def test_names_of_different_labels_are_not_compared():
+    """A new node has its provider's label before the driver's own."""
+    with_gke = replace(MEASURED, gpu_product=GKE)
+    assert changed(MEASURED, PLAIN, Machine(products=frozenset({GKE}))) == ""
+    assert changed(with_gke, PLAIN, Machine(products=frozenset({H100, GKE}))) == ""
+    assert mixed(MEASURED, with_gke) == ""
+    other = GKE.replace("h100", "a100")
+    assert "now nvidia-a100" in changed(with_gke, PLAIN, Machine(products=frozenset({other})))
+
+
 # -- nodes
 
 
@@ -52,7 +63,8 @@ def pod(name="p", on="n", digest=ONE, phase=PodPhase.READY):
     [
         ({"nvidia.com/gpu.product": H100}, H100),
         ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "AMD_Instinct_MI300X_OAM"),
-        ({"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}, "nvidia-h100-80gb"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}, GKE),
+        ({"nvidia.com/gpu.product": H100, "cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}, H100),
         ({"kubernetes.io/arch": "amd64"}, None),
     ],
 )

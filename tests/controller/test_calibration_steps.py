@@ -54,7 +54,7 @@ class World:
         self.pods, self.created, self.status = [], [], {}
         self.api_fault = self.failure = self.unreadable = None
         self.never_ready = self.ignores_forcing = False
-        self.no_points = {}
+        self.no_points, self.loads_for_seconds = {}, 0.0
         self.events = []
         self.machine = NOTHING_KNOWN
         self.restart()
@@ -130,7 +130,7 @@ class World:
         async def preflight(self, namespace, spec):
             return self.world.unreadable
 
-        async def describe(self, namespace, run, spec, subject, variant, pod):
+        async def describe(self, namespace, run, spec, subject, variant, pod, ask=None):
             server = Server("http://127.0.0.1:1", subject.engine, "m", variant)
             capability = ADAPTIVE if not variant.off else Capability(EngineType.SGLANG, "0.5.23", None)
             run.described[pod.uid] = Described(server, subject.engine, "m", variant, capability)
@@ -138,6 +138,8 @@ class World:
         async def point(self, namespace, run, spec, subject, ask, pod):
             if self.world.failure is not None:
                 return self.world.failure
+            if self.world.clock.now() - pod.created_at_seconds < self.world.loads_for_seconds:
+                return Failed(FailureReason.UNREACHABLE, "connection refused", never_answered=True)
             if ask in self.world.no_points:
                 run.give_up(ask, reason := FailureReason(self.world.no_points[ask]), "as told")
                 return Failed(reason, "as told")
@@ -230,6 +232,25 @@ async def test_a_way_that_the_template_does_not_allow_is_left_out_and_the_others
     assert world.condition("Ready")["status"] == "True"
     assert "draft 0: " in world.condition("Ready")["message"]
     assert any(line.startswith("gated all ScheduleUnsupported") for line in world.status["skipped"])
+
+
+async def test_a_pod_that_is_ready_before_its_server_is_waited_for():
+    """Without a readiness probe a pod is ready as soon as its process runs."""
+    world = World()
+    world.loads_for_seconds = 300.0
+    await world.ticks(400)
+    assert world.condition("Ready")["status"] == "True"
+    assert world.measured == {(3, False), (0, True)}
+    assert "skipped" not in world.status
+
+
+async def test_a_ready_pod_that_never_serves_is_given_up_at_the_deadline():
+    world = World(startupDeadlineSeconds=60)
+    world.loads_for_seconds = 1e9
+    await world.ticks(100)
+    assert world.condition("Failed")["reason"] == "ScratchPodNeverReady"
+    assert "did not serve within the 60 s" in world.condition("Failed")["message"]
+    assert world.pods == []
 
 
 async def test_a_way_of_which_two_loads_give_nothing_but_failures_is_given_up():

@@ -104,6 +104,11 @@ class Forcing:
         ]
 
 
+def is_of_forcing(line: str) -> bool:
+    """Whether it is a `Forcing.sentence`."""
+    return any(mark in line for mark in (": interpolated between ", ": neither measured nor interpolated"))
+
+
 def ends_and_middle(draft_tokens: Sequence[int]) -> tuple[int, ...]:
     """Of four or more: the shortest, the one nearest to the middle, the longest. ``draft_tokens`` ascends."""
     if len(draft_tokens) < FEWEST_LENGTHS:

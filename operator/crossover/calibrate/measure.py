@@ -36,6 +36,7 @@ from crossover.calibrate.contract import (
 from crossover.calibrate.counters import ServerSide, rate_blocks, server_side, was_restarted
 from crossover.calibrate.doubts import doubts
 from crossover.calibrate.load import GIVE_UP_SECONDS, ClosedLoop
+from crossover.calibrate.probe import Template
 from crossover.calibrate.steady import Steady, steady
 from crossover.calibrate.workload import Workload
 from crossover.decide.variant import GATED, OFF, Variant
@@ -67,11 +68,14 @@ class RealClock:
         await asyncio.sleep(seconds)
 
 
-async def describe(server: Server, *, http: httpx.AsyncClient, clock: Clock | None = None) -> Described:
-    """What a server is and runs as. Raises `MeasureFailure`. Sends a few short requests when only counters can tell."""
+async def describe(
+    server: Server, *, http: httpx.AsyncClient, clock: Clock | None = None, template: Template | None = None
+) -> Described:
+    """What a server is and runs as. Raises `MeasureFailure`. Sends a few short requests when only counters can tell.
+    ``template``: what it was started from, where known; most engines tell nothing but their version."""
     clock = clock or RealClock()
     engine, metrics = await probe.identify(server, http)
-    capability = await probe.capability_of(server, engine, http)
+    capability = await probe.capability_of(server, engine, http, template)
     server = replace(server, route=await probe.route_of(server, engine, http))
     model = await probe.model_of(server, http)
     limit = capability.max_running_requests if capability is not None else None

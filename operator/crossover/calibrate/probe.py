@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -15,6 +16,8 @@ from crossover.engines.contract import Answer, Engine
 
 MOST_BYTES = 5_000_000
 PROBE_SECONDS = 10.0
+Template = tuple[Mapping[str, Any], Mapping[str, str]]
+"""A pod's container and the files mounted in it."""
 
 
 def open_http() -> httpx.AsyncClient:
@@ -119,8 +122,11 @@ async def identify(server: Server, http: httpx.AsyncClient) -> tuple[Engine, boo
     )
 
 
-async def capability_of(server: Server, engine: Engine, http: httpx.AsyncClient) -> Capability | None:
-    """From the server's own description; None when it has none."""
+async def capability_of(
+    server: Server, engine: Engine, http: httpx.AsyncClient, template: Template | None = None
+) -> Capability | None:
+    """From the server's own description, and what it was started from; None when it has no description."""
+    container, files = template if template is not None else (None, None)
     for path in engine.info_paths:
         answer = await fetch(server, path, http)
         if answer is not None and answer.status in (401, 403):
@@ -129,7 +135,7 @@ async def capability_of(server: Server, engine: Engine, http: httpx.AsyncClient)
                 f"the server answers HTTP {answer.status}: give the token it expects (--token-file, or the Secret reference)",
             )
         if answer is not None and answer.status == 200:
-            return engine.capability(answer, None)
+            return engine.capability(answer, container, files)
     return None
 
 

@@ -10,16 +10,18 @@ from crossover.api.faults import ClusterError, Forbidden, NotFound
 from crossover.cluster.client import Client
 from crossover.cluster.watch import Clock
 
-PRODUCT_LABELS = (
-    "nvidia.com/gpu.product",
-    "amd.com/gpu.product-name",
+PRODUCT_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
+"""GPU feature discovery and AMD's node labeller: one of them by vendor, names as the driver has them."""
+OTHER_LABELS = (
     "cloud.google.com/gke-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
     "eks.amazonaws.com/instance-gpu-name",
 )
-"""GPU feature discovery, AMD's node labeller, GKE, Karpenter and EKS Auto Mode; the first that a node has counts."""
+"""GKE, Karpenter and EKS Auto Mode, in words of their own, where the others are not there, or not yet."""
 REMEMBERED_SECONDS = 900.0
 """A node that is made again under the same name may be another machine."""
+YOUNG_SECONDS = 60.0
+"""So long where better labels may still come."""
 MOST_NODES = 4096
 
 
@@ -36,7 +38,7 @@ class Nodes:
         """None = no label tells, or it cannot be read now."""
         now = self._clock.now()
         seen = self._known.get(name)
-        if seen is not None and now - seen[0] < REMEMBERED_SECONDS:
+        if seen is not None and now - seen[0] < (REMEMBERED_SECONDS if _is_final(seen[1]) else YOUNG_SECONDS):
             return seen[1]
         if now < self._forbidden_until:
             return None
@@ -62,5 +64,20 @@ class Nodes:
 
 
 def product_of(labels: Mapping[str, str]) -> str | None:
-    """From a node's labels, at most 63 characters by the rules of labels."""
-    return next((labels[label] for label in PRODUCT_LABELS if labels.get(label)), None)
+    """From a node's labels; with the label's name where that has words of its own:
+    ``"h100 (karpenter.k8s.aws/instance-gpu-name)"``."""
+    plain = next((labels[label] for label in PRODUCT_LABELS if labels.get(label)), None)
+    return plain or next((f"{labels[label]} ({label})" for label in OTHER_LABELS if labels.get(label)), None)
+
+
+def are_different(one: str, other: str) -> bool:
+    """Names of two labels cannot be compared: they count as equal."""
+    return one != other and _label(one) == _label(other)
+
+
+def _label(product: str) -> str:
+    return product.partition(" (")[2]
+
+
+def _is_final(product: str | None) -> bool:
+    return product is not None and not _label(product)

@@ -134,5 +134,8 @@ def worth_writing(previous: Mapping[str, Any], status: Mapping[str, Any]) -> boo
 
 
 def _skeleton(status: Mapping[str, Any]) -> Any:
-    shown = [(item["type"], item["status"], item["reason"]) for item in status.get("conditions") or []]
+    shown = [
+        (item["type"], item["status"], item["reason"], item["message"] if item["type"] == "Stale" else "")
+        for item in status.get("conditions") or []
+    ]
     return {**status, "conditions": shown}

@@ -84,7 +84,8 @@ class ForcedAcceptanceSpec(Resource):
     )
     cel_rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.byPosition) != (has(self.acceptanceLength) && has(self.draftTokens))",
+            "has(self.byPosition) ? !has(self.acceptanceLength) && !has(self.draftTokens) : "
+            "has(self.acceptanceLength) && has(self.draftTokens)",
             "give byPosition, or acceptanceLength together with draftTokens",
             ".byPosition",
         ),
@@ -104,7 +105,8 @@ class ForcedAcceptanceSpec(Resource):
     @model_validator(mode="after")
     def _rules(self) -> ForcedAcceptanceSpec:
         length, draft, shares = self.acceptance_length, self.draft_tokens, self.by_position
-        check(self, (shares is not None) != (length is not None and draft is not None), self.cel_rules[0])
+        others = {length is not None, draft is not None}
+        check(self, others == {shares is None}, self.cel_rules[0])
         check(self, length is None or draft is None or length <= draft + 1, self.cel_rules[1])
         check(self, shares is None or shares == sorted(shares, reverse=True), self.cel_rules[2])
         return self
@@ -310,6 +312,7 @@ class ResultStatus(Resource):
     )
     environment: EnvironmentStatus | None = Field(None, description="What the points are valid for.")
     finished_at: Time | None = None
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
     points: Points | None = None
     rendered: Annotated[str, Field(max_length=16384)] | None = Field(
         None, description="The schedule in the engine's own dialect."
@@ -326,7 +329,6 @@ class CalibrationStatus(ResultStatus):
     """How it stands, and what was measured."""
 
     conditions: Conditions | None = None
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
     previous: ResultStatus | None = Field(
         None, description="The result of before, in use while the changed target is measured again."
     )

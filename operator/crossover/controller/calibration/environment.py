@@ -13,6 +13,7 @@ from crossover.api.fleet import Capability, EngineType
 from crossover.api.resources import CalibrationSpec
 from crossover.api.workload import Workload
 from crossover.calibrate.environment import Environment
+from crossover.cluster.nodes import are_different
 from crossover.controller.machine import NOTHING_KNOWN, Machine
 from crossover.engines import ENGINES
 from crossover.engines.contract import Refusal, WantedSpeculation
@@ -150,9 +151,10 @@ def changed(measured: Environment, now: Environment, machine: Machine = NOTHING_
     if {"model", "draft_model"} & set(names):
         names = tuple(name for name in names if name != "arguments")
     told = [_told(name, getattr(measured, name), getattr(now, name)) for name in names]
-    others = machine.products - {measured.gpu_product}
-    if measured.gpu_product and others:
-        told.append(_told("gpu_product", measured.gpu_product, ", ".join(sorted(others))))
+    before = measured.gpu_product
+    others = {product for product in machine.products if before and are_different(before, product)}
+    if before and others:
+        told.append(_told("gpu_product", before, ", ".join(sorted(others))))
     pulled = machine.image_digests - {measured.image_digest} if measured.image_digest else ()
     if pulled and "image" not in names:
         told.append(NAMES["image_digest"])
@@ -178,6 +180,7 @@ def since(before: Environment | None, now: Environment) -> Environment:
         return now
     return replace(
         now,
+        engine_version=now.engine_version or before.engine_version,
         gpu_product=before.gpu_product or now.gpu_product,
         image_digest=before.image_digest or now.image_digest,
     )
@@ -185,8 +188,12 @@ def since(before: Environment | None, now: Environment) -> Environment:
 
 def mixed(before: Environment | None, now: Environment) -> str:
     """A sentence where a pod of the same calibration runs on something else than the ones before; empty = it does not."""
-    names = [name for name in ("gpu_product", "image_digest") if before is not None and name in before.differs(now)]
-    if before is None or not names:
+    if before is None:
+        return ""
+    names = [name for name in ("gpu_product", "image_digest") if name in before.differs(now)]
+    if before.gpu_product and now.gpu_product and not are_different(before.gpu_product, now.gpu_product):
+        names = [name for name in names if name != "gpu_product"]
+    if not names:
         return ""
     what = " and ".join(_told(name, getattr(before, name), getattr(now, name)) for name in names)
     return f"points are not of one machine: between scratch pods {what} changed; pin it by a node selector or a digest"

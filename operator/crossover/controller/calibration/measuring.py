@@ -57,6 +57,8 @@ class Failed:
     lasting: bool = False
     """Not worth another pod until the spec or the pod template changes."""
     pod_is_gone: bool = False
+    never_answered: bool = False
+    """Not since it was started: without a readiness probe a pod is ready while its server still loads."""
 
 
 class Measuring:
@@ -96,12 +98,19 @@ class Measuring:
         return None
 
     async def describe(
-        self, namespace: str, run: Run, spec: CalibrationSpec, subject: Subject, variant: Variant, pod: ScratchPod
+        self,
+        namespace: str,
+        run: Run,
+        spec: CalibrationSpec,
+        subject: Subject,
+        variant: Variant,
+        pod: ScratchPod,
+        ask: Ask,
     ) -> Failed | None:
-        """Ask a pod what it is, without load; `run.described` then knows it."""
-        ask = Ask(variant, 1)
+        """Ask a pod what it is, without load; `run.described` then knows it. ``ask``: what that is wanted for, and what is
+        given up when it does not tell."""
         try:
-            await self._described(namespace, run, spec, subject, ask, pod)
+            await self._described(namespace, run, spec, subject, Ask(variant, 1), pod)
         except MeasureFailure as failure:
             return self._failed(run, ask, pod, failure)
         except _Unreadable as error:
@@ -121,21 +130,22 @@ class Measuring:
             ask.variant,
             await self._token(namespace, spec.api_key_secret_ref),
         )
-        described = await calibrate.describe(server, http=self._http)
+        described = await calibrate.describe(server, http=self._http, template=(subject.container, subject.files))
         run.described[pod.uid] = described
         container = str(subject.container["name"])
         version = described.capability.version if described.capability is not None else None
-        if version is not None:
-            now = environment_of(subject.workload, subject.container, subject.files, subject.engine, version)
-            machine = await self._machines.of_pods([pod.facts] if pod.facts is not None else [], container)
-            now = measured_on(now, machine)
-            run.caveat(mixed(run.environment, now))
-            run.environment = since(run.environment, now)
+        now = environment_of(subject.workload, subject.container, subject.files, subject.engine, version)
+        machine = await self._machines.of_pods([pod.facts] if pod.facts is not None else [], container)
+        now = measured_on(now, machine)
+        run.caveat(mixed(run.environment, now))
+        run.environment = since(run.environment, now)
         return described
 
     def _failed(self, run: Run, ask: Ask, pod: ScratchPod, failure: MeasureFailure) -> Failed:
         if failure.reason in ENDS_ALL:
             return Failed(failure.reason, failure.message, ends_all=True, lasting=True)
+        if failure.reason is FailureReason.UNREACHABLE and pod.uid not in run.described:
+            return Failed(failure.reason, failure.message, never_answered=True)
         run.tries[ask] = run.tries.get(ask, 0) + 1
         is_gone = failure.reason is FailureReason.SERVER_DIED
         if run.tries[ask] >= MOST_TRIES:

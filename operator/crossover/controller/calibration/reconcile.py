@@ -29,6 +29,7 @@ from crossover.controller.calibration.environment import (
     template_digest,
 )
 from crossover.controller.calibration.measuring import Failed, Measuring
+from crossover.controller.calibration.planning import asked_first, plan_of
 from crossover.controller.calibration.pods import PodState, ScratchPod, ScratchPods
 from crossover.controller.calibration.reporter import CalibrationReporter
 from crossover.controller.calibration.run import Lost, Run, again, restore, variant_of
@@ -36,7 +37,7 @@ from crossover.controller.calibration.store import Calibrations, Kept, Key
 from crossover.controller.calibration.subject import Subject, find_subject
 from crossover.controller.machine import Machines
 from crossover.controller.ticker import Clock
-from crossover.decide.variant import GATED, Variant
+from crossover.decide.variant import Variant
 from crossover.engines.contract import Refusal
 from crossover.report.calibration import STILL_TRUE, Staleness, Told, Why
 from crossover.report.conditions import TRUE, UNKNOWN
@@ -128,7 +129,7 @@ class CalibrationReconciler:
         now = environment_of(subject.workload, subject.container, subject.files, subject.engine)
         if run.finished_at_seconds is not None and run.failure is None:
             return await self._watch(key, kept, run, spec, subject, now)
-        if run.previous is not None and not changed(from_status(run.previous.get("environment") or {}), now):
+        if run.previous is not None and self._is_as_before(run, run.previous, now):
             return await self._back(key, kept, spec, run.previous)
         if self._is_another(key, run, subject, now):
             kept.run = run = again(spec, kept.status, kept.generation, self._parts.clock.now())
@@ -160,15 +161,15 @@ class CalibrationReconciler:
     async def _step(self, key: Key, kept: Kept, run: Run, spec: CalibrationSpec, subject: Subject) -> float:
         pods = await self._without_old(key, await self._parts.pods.of(key[0], self._uids[key]), subject)
         await self._crashed(key, run, pods)
-        plan = _plan(spec, subject, run)
+        plan = plan_of(spec, subject, run)
         ready = {variant for pod in pods if pod.state is PodState.READY and (variant := variant_of(pod.variant))}
         step = self._next(run, plan, ready, spec)
         if isinstance(step, Done) and subject.forcing is not None and subject.forcing.tells_too_little(run.points):
-            plan = _plan(spec, subject, run, every_length=True)
+            plan = plan_of(spec, subject, run, every_length=True)
             step = self._next(run, plan, ready, spec)
         if isinstance(step, Done):
             return await self._finish(key, kept, run, spec, subject, step)
-        source = _asked_first(step.variant, plan, subject, run)
+        source = asked_first(step.variant, plan, subject, run)
         pod = await self._pod_for(key, kept, source, pods, spec, subject, run)
         if isinstance(pod, Failed):
             return await self._fail(key, kept, pod.reason, pod.message)
@@ -176,12 +177,12 @@ class CalibrationReconciler:
             await self._parts.reporter.progress(key, kept, spec, run, pod, plan)
             return AGAIN_SECONDS if pod.reason != Why.UNSCHEDULABLE else 2 * AGAIN_SECONDS
         if source != step.variant:
-            failed = await self._parts.measuring.describe(key[0], run, spec, subject, source, pod)
+            failed = await self._parts.measuring.describe(key[0], run, spec, subject, source, pod, step)
             if failed is None and run.capability is None:
                 run.lost[step.variant] = Lost(
                     Why.UNKNOWN_SERVER, "the server does not tell whether it takes a schedule"
                 )
-            return await self._after(key, kept, run, source, pod, failed)
+            return await self._after(key, kept, run, spec, source, pod, failed)
         text = f"{step.variant.shown} at {step.running_requests} running requests"
         await self._parts.reporter.progress(key, kept, spec, run, Told.running_now(Why.MEASURING, text), plan, step)
         return await self._measure(key, kept, run, spec, subject, step, pod)
@@ -220,19 +221,24 @@ class CalibrationReconciler:
             return await self._create(key, kept, variant, spec, subject, run)
         if mine.state is PodState.READY:
             return mine
-        waited = self._parts.clock.now() - mine.created_at_seconds
-        if waited > spec.startup_deadline_seconds:
-            message = (
-                f"scratch pod {mine.name} was not ready within the {spec.startup_deadline_seconds} s of "
-                "spec.startupDeadlineSeconds: look at its events and log, or allow more"
-            )
-            run.lost[variant] = Lost(Why.NEVER_READY, message)
+        late = self._late(mine, spec)
+        if late is not None:
+            run.lost[variant] = Lost(Why.NEVER_READY, late)
             await self._parts.pods.remove(key[0], (mine,))
-            return Told.running_now(Why.NEVER_READY, message)
+            return Told.running_now(Why.NEVER_READY, late)
         if mine.state is PodState.UNSCHEDULABLE:
             message = f"scratch pod {mine.name} is not scheduled: no node has room for it; waiting"
             return Told.running_now(Why.UNSCHEDULABLE, message)
         return Told.running_now(Why.WAITING_FOR_POD, f"scratch pod {mine.name} as {variant.shown} is starting")
+
+    def _late(self, pod: ScratchPod, spec: CalibrationSpec) -> str | None:
+        """Why a pod that does not serve is not waited for any longer; None = it still is."""
+        if self._parts.clock.now() - pod.created_at_seconds <= spec.startup_deadline_seconds:
+            return None
+        return (
+            f"scratch pod {pod.name} did not serve within the {spec.startup_deadline_seconds} s of "
+            "spec.startupDeadlineSeconds: look at its events and log, or allow more"
+        )
 
     async def _create(
         self, key: Key, kept: Kept, variant: Variant, spec: CalibrationSpec, subject: Subject, run: Run
@@ -265,14 +271,24 @@ class CalibrationReconciler:
         if not isinstance(measured, Failed):
             run.note(measured, step)
             return 0.0
-        return await self._after(key, kept, run, step.variant, pod, measured)
+        return await self._after(key, kept, run, spec, step.variant, pod, measured)
 
     async def _after(
-        self, key: Key, kept: Kept, run: Run, variant: Variant, pod: ScratchPod, failed: Failed | None
+        self,
+        key: Key,
+        kept: Kept,
+        run: Run,
+        spec: CalibrationSpec,
+        variant: Variant,
+        pod: ScratchPod,
+        failed: Failed | None,
     ) -> float:
         """What follows from a failure; None = there was none."""
         if failed is None:
             return 0.0
+        if failed.never_answered and (late := self._late(pod, spec)) is not None:
+            run.lost[variant] = Lost(Why.NEVER_READY, late)
+            await self._parts.pods.remove(key[0], (pod,))
         if failed.ends_all:
             return await self._fail(key, kept, failed.reason, failed.message, lasting=failed.lasting)
         if failed.pod_is_gone:
@@ -333,11 +349,22 @@ class CalibrationReconciler:
         await self._parts.reporter.staleness(key, kept, stale)
         return IDLE_SECONDS / 2
 
+    def _is_as_before(self, run: Run, previous: Mapping[str, Any], now: Environment) -> bool:
+        if run.points and run.environment is not None and not changed(run.environment, now):
+            return False  # what is measured now is the target as it is
+        where = previous.get("environment") or {}
+        return where.get("workload", run.asked) == run.asked and not changed(from_status(where), now)
+
     async def _back(self, key: Key, kept: Kept, spec: CalibrationSpec, previous: Mapping[str, Any]) -> float:
-        """The change was taken back before the new target was measured."""
+        """The change was taken back before the new target was measured: the result of before is the result again, or, for
+        a spec that asks for more by now, what is already measured of it."""
         await self._clear(key[0], self._uids[key])
-        await self._parts.reporter.back(key, kept, previous)
-        kept.run = restore(spec, kept.status, kept.generation, self._parts.clock.now())
+        if previous.get("observedGeneration") == kept.generation:
+            await self._parts.reporter.back(key, kept, previous)
+            kept.run = restore(spec, kept.status, kept.generation, self._parts.clock.now())
+        else:
+            kept.run = restore(spec, previous, kept.generation, self._parts.clock.now())
+            kept.run.previous = previous
         return AGAIN_SECONDS
 
     async def _fail(self, key: Key, kept: Kept, reason: str, message: str, *, lasting: bool = False) -> float:
@@ -372,23 +399,3 @@ def _waiting(fault: ClusterError | KindError) -> Told:
         reason = Why.QUOTA if "quota" in fault.detail else Why.FORBIDDEN
         return Told.waiting(reason, f"{fault}; tried again every {WAIT_SECONDS:.0f} s")
     return Told.waiting(Why.CLUSTER, str(fault))
-
-
-def _asked_first(variant: Variant, plan: SweepPlan, subject: Subject, run: Run) -> Variant:
-    """Which pod is needed now. Only a running server tells whether it takes a schedule, which "gated" needs."""
-    if variant != GATED or run.capability is not None or subject.capability.schedule_dialect is not None:
-        return variant
-    return next((item for item in plan.variants if item.draft_tokens), variant)
-
-
-def _plan(spec: CalibrationSpec, subject: Subject, run: Run, *, every_length: bool = False) -> SweepPlan:
-    left_out = subject.forcing.missing(run.points) if subject.forcing is not None and not every_length else ()
-    return SweepPlan(
-        variants=tuple(
-            variant for variant in subject.variants if variant not in run.lost and variant.draft_tokens not in left_out
-        ),
-        largest_running_requests=spec.max_running_requests,
-        ladder=tuple(sorted(set(spec.running_requests or ()))),
-        most_points=spec.max_points,
-        limits=run.limits,
-    )

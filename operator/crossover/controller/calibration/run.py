@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from crossover.api.fleet import Capability
+from crossover.api.fleet import Capability, EngineType
 from crossover.api.points import CalibrationPoint
 from crossover.api.resources import CalibrationSpec, ResultStatus
+from crossover.calibrate.between import is_of_forcing
 from crossover.calibrate.contract import Ask, Described, FailureReason, Measured
 from crossover.calibrate.environment import Environment
 from crossover.controller.calibration.environment import asked_digest, from_status, to_status
@@ -73,7 +74,11 @@ class Run:
         whether it takes a schedule."""
         if self.capability is not None or not variant.draft_tokens:
             return self.capability
-        return next((item.capability for item in self.described.values() if item.capability is not None), None)
+        told = next((item.capability for item in self.described.values() if item.capability is not None), None)
+        if told is None and self.environment is not None and self.environment.engine_version is not None:
+            # Another process of the operator was told.
+            return Capability(EngineType(str(self.environment.engine)), self.environment.engine_version, None)
+        return told
 
     @property
     def limits(self) -> dict[Variant, int]:
@@ -156,7 +161,7 @@ def _restored(spec: CalibrationSpec, status: Mapping[str, Any], generation: int,
     started, asked = status.get("startedAt"), asked_digest(spec)
     where = status.get("environment") or {}
     if not started or where.get("workload", asked) != asked:
-        return Run(generation, now_seconds, asked)
+        return Run(generation, now_seconds, asked, previous=status.get("previous"))
     finished = status.get("finishedAt")
     same = status.get("observedGeneration") == generation
     points = points_of(spec.model_copy(update={"points": None}), status)
@@ -169,9 +174,9 @@ def _restored(spec: CalibrationSpec, status: Mapping[str, Any], generation: int,
         _failure(status) if finished and same else None,
         where.get("template"),
         points=[point for point in points if not point.interpolated],
-        interpolated=[point for point in points if point.interpolated],
+        interpolated=[point for point in points if point.interpolated] if same else [],
         environment=from_status(where) if where.get("engine") else None,
-        caveats=list(status.get("caveats") or []),
+        caveats=[line for line in status.get("caveats") or [] if same or not is_of_forcing(line)],
         previous=status.get("previous"),
     )
     for line in status.get("skipped") or []:
