@@ -186,6 +186,7 @@ def test_a_tag_that_points_to_something_else_makes_it_stale_once_pods_run_it(spa
     fleet = autoscaler(bench.namespace, "llama")
     fleet["spec"]["speculation"]["calibrationRef"] = {"name": "cal"}
     del fleet["spec"]["speculation"]["threshold"]
+    fleet["spec"]["mode"] = "Advisory"  # a rollout of the schedule would pull the tag again by itself
     space.plane.apply(fleet)
     space.wait_condition("llama", "Calibrated", "True")
 
