@@ -74,6 +74,16 @@ def autoscaler(namespace, name, *, target=None, spec=None, speculation=True, **r
     }
 
 
+def calibrated_autoscaler(namespace):
+    """Of "llama", by the Calibration "cal" alone: neither a threshold nor a target is typed by hand."""
+    fleet = autoscaler(namespace, "llama")
+    fleet["spec"]["speculation"]["calibrationRef"] = {"name": "cal"}
+    del fleet["spec"]["speculation"]["threshold"]
+    del fleet["spec"]["replicas"]["targetRunningRequests"]
+    fleet["spec"]["objectives"] = {"timePerOutputTokenMilliseconds": 40}
+    return fleet
+
+
 def calibration(namespace, name="cal", **spec):
     wanted = {
         "targetRef": {"name": "llama"},

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 from tests.api_server.kubelet import PRODUCT
-from tests.controller.manifests import EAGLE, autoscaler, calibration, deployment
+from tests.controller.manifests import EAGLE, autoscaler, calibrated_autoscaler, calibration, deployment
 
 pytestmark = pytest.mark.xdist_group("controller")
 
@@ -90,12 +90,7 @@ def test_a_calibration_measures_on_pods_of_its_own_and_a_fleet_goes_by_it(bench,
     serving = space.deployment("llama")
     assert serving["metadata"]["generation"] == 1
 
-    fleet = autoscaler(bench.namespace, "llama")
-    fleet["spec"]["speculation"]["calibrationRef"] = {"name": "cal"}
-    del fleet["spec"]["speculation"]["threshold"]
-    del fleet["spec"]["replicas"]["targetRunningRequests"]
-    fleet["spec"]["objectives"] = {"timePerOutputTokenMilliseconds": 40}
-    space.plane.apply(fleet)
+    space.plane.apply(calibrated_autoscaler(bench.namespace))
     space.wait_condition("llama", "Calibrated", "True")
     space.wait(
         "llama", lambda s: "calibration cal" in s.get("crossover", {}).get("source", ""), "whose crossover it is"

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from tests.controller.manifests import autoscaler, calibration
+from tests.controller.manifests import calibrated_autoscaler, calibration
 from tests.controller.test_calibration import IMAGE, Bench, emulated
 from tests.controller.test_calibration_steps import KEY, World
 
@@ -176,12 +176,7 @@ def test_a_rollout_of_another_image_is_measured_while_the_fleet_goes_by_the_old_
     space.plane.apply(emulated(bench.namespace, replicas=1))
     space.plane.apply(calibration(bench.namespace, runningRequests=[2, 16], **AGAIN))
     bench.wait("Ready", "True", "Complete", seconds=90)
-    fleet = autoscaler(bench.namespace, "llama")
-    fleet["spec"]["speculation"]["calibrationRef"] = {"name": "cal"}
-    del fleet["spec"]["speculation"]["threshold"]
-    del fleet["spec"]["replicas"]["targetRunningRequests"]
-    fleet["spec"]["objectives"] = {"timePerOutputTokenMilliseconds": 40}
-    space.plane.apply(fleet)
+    space.plane.apply(calibrated_autoscaler(bench.namespace))
     space.wait_condition("llama", "Calibrated", "True")
 
     changed = copy.deepcopy(space.deployment("llama"))

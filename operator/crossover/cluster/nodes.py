@@ -80,4 +80,5 @@ def _label(product: str) -> str:
 
 
 def _is_final(product: str | None) -> bool:
-    return product is not None and not _label(product)
+    """A node without any such label may well stay so, and says nothing wrong meanwhile."""
+    return product is None or not _label(product)

@@ -20,7 +20,7 @@ from crossover.decide.operating import Conditions, Rates, all_rates
 from crossover.decide.profile import Profile, ProfileError, fit_profile
 from crossover.decide.schedule import describe
 from crossover.decide.sweeps import Series, is_sweep, read_sweeps
-from crossover.decide.tables import TableError, rows_of
+from crossover.decide.tables import TableError, read_points, rows_of
 
 app = typer.Typer()
 ASSUMED = " (0 was not measured inside the engine: taken from off)"
@@ -65,12 +65,14 @@ def fit(
     Example: crossover fit points.csv --tpot-ms 40 --plot curves.png
     """
     try:
-        if points.suffix.lower() not in point_files.OBJECTS:
+        if points.suffix.lower() in point_files.OBJECTS:
+            measured = point_files.read(points)
+        else:
             rows = rows_of(point_files.text_of(points))
             if is_sweep(rows):
                 _sweeps(read_sweeps(rows), as_json, plot)
                 return
-        measured = point_files.read(points)
+            measured = read_points(rows)
         profile = fit_profile(measured, source=points.name)
     except OSError as error:
         raise _unusable(f"{points}: {error.strerror or type(error).__name__}") from None

@@ -210,9 +210,12 @@ def _useless(run: Run | None, message: str) -> Told:
     if run is None:
         return Told.failure(Why.UNUSABLE, message)
     lost = next(iter(run.lost.values()), None)
-    if lost is None and run.failed_load is not None:
-        return Told.failure(run.failed_load.reason, f"{message}; {run.failed_load.message}")
-    return Told.failure(lost.reason if lost is not None else Why.UNUSABLE, message)
+    if lost is not None:
+        return Told.failure(lost.reason, message)
+    failed = run.failed_load
+    return (
+        Told.failure(failed.reason, f"{message}; {failed.message}") if failed else Told.failure(Why.UNUSABLE, message)
+    )
 
 
 def _while_running(run: Run | None) -> Staleness:
